@@ -24,7 +24,7 @@ from unittest import mock
 
 if TYPE_CHECKING:
     from autopar.graph import Graph
-    from autopar.search import Found
+    from autopar.search import SearchResult
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # before this folder, whose solvers.py is not the package
 
@@ -92,7 +92,7 @@ def nothing_folded() -> Iterator[None]:
         yield
 
 
-def search(graph: Graph, mesh: str, time_limit: float) -> tuple[Found, float]:
+def search(graph: Graph, mesh: str, time_limit: float) -> tuple[SearchResult, float]:
     """What is found, and CPU seconds."""
     from autopar.options import parse_mesh
     from autopar.search import find_plan

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autopar.search import Found
+    from autopar.search import SearchResult
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # before this folder, whose solvers.py is not the package
 
@@ -68,7 +68,7 @@ def cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def planner(target: str, mesh: str, time_limit: float) -> Callable[..., Found]:
+def planner(target: str, mesh: str, time_limit: float) -> Callable[..., SearchResult]:
     """What plans a model, captured once, as the command line does."""
     from autopar.cli.target import capture_target
     from autopar.options import parse_mesh
@@ -79,7 +79,7 @@ def planner(target: str, mesh: str, time_limit: float) -> Callable[..., Found]:
     return partial(find_plan, capture_target(target, "train"), machine, recompute=True, time_limit=time_limit)
 
 
-def row(plan: Callable[..., Found], target: str, mesh: str, limit: int | None, whole: int = 0) -> Row:
+def row(plan: Callable[..., SearchResult], target: str, mesh: str, limit: int | None, whole: int = 0) -> Row:
     """One search. ``whole``: the peak of the free plan, where that is known; ``limit``: None for that plan."""
     from autopar.errors import AutoparError, InfeasibleError
 
@@ -113,7 +113,7 @@ def rows(target: str, mesh: str, limits: int | Sequence[str], time_limit: float)
     yield from (row(plan, target, mesh, limit, free.peak) for limit in steps)
 
 
-def least(plan: Callable[..., Found]) -> int:
+def least(plan: Callable[..., SearchResult]) -> int:
     """The least memory that the search names when nothing can fit."""
     from autopar.errors import InfeasibleError
 

@@ -9,7 +9,7 @@ from autopar.plan import Plan
 from autopar.recording import record
 from autopar.rules import find_rule, strategies
 from autopar.schedule import Assignment, Layout, Limits, Schedule, make_schedule, memory, step_seconds
-from autopar.search import Found, find_plan
+from autopar.search import SearchResult, find_plan
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, Mesh, load_hardware
 from tests.assignments import random_assignment
@@ -137,7 +137,7 @@ def random_schedule(graph: Graph, where: Machine, seed: int, limits: Limits | No
 def plan_of(schedule: Schedule, optimizer: str = "adamw") -> Plan:
     """A schedule as if a search had found it."""
     seconds = step_seconds(schedule, optimizer) if schedule.machine.cost_model != "communication" else schedule.communication_seconds()
-    found = Found(schedule, seconds, seconds, 0.0, "optimal", 0.0, "random", optimizer, memory(schedule, optimizer), {})
+    found = SearchResult(schedule, seconds, seconds, 0.0, "optimal", 0.0, "random", optimizer, memory(schedule, optimizer), {})
     return record(found, target="two_layers", memory_limit=10**9)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cost_models import Hardware, Mesh
 
 if TYPE_CHECKING:
-    from autopar.search import Found
+    from autopar.search import SearchResult
 
 
 class MicrobatchWarning(UserWarning):
@@ -43,7 +43,7 @@ def warn_hardware(hardware: Hardware, meshes: Sequence[Mesh], cost_model: str) -
         warnings.warn(f"no machine is like {hardware.name}: {', '.join(figures)}", UnlikelyHardwareWarning, stacklevel=4)
 
 
-def warn_microbatches(found: Found) -> None:
+def warn_microbatches(found: SearchResult) -> None:
     """Says where the step of microbatches is not the whole batch's."""
     made = found.schedule.graph.accumulation
     step = f"the step of {made.microbatches} microbatches is"
@@ -54,7 +54,7 @@ def warn_microbatches(found: Found) -> None:
         warnings.warn(f"{step} the whole batch's {made.reason}", MicrobatchWarning, stacklevel=4)
 
 
-def warn_unknown_operators(found: Found) -> None:
+def warn_unknown_operators(found: SearchResult) -> None:
     """Names the operators without a rule, with what running them whole on every rank costs."""
     if not found.unknown:
         return

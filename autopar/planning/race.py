@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from autopar.errors import AutoparError, InfeasibleError, TimeLimitError, UsageError
 
 if TYPE_CHECKING:
-    from autopar.search import Found
+    from autopar.search import SearchResult
 
 Candidate = TypeVar("Candidate")
 
@@ -28,7 +28,7 @@ class Allowance:
     seconds: float
 
 
-Find = Callable[[Candidate, Allowance], "Found"]
+Find = Callable[[Candidate, Allowance], "SearchResult"]
 """The search of a candidate."""
 
 
@@ -43,7 +43,7 @@ def race(
     *,
     enough: Callable[[], bool] = lambda: False,
     spare: int = 0,
-) -> Found:
+) -> SearchResult:
     """The cheapest plan of all candidates, searched one after another. Ctrl-C ends the race with the best so far.
 
     Each candidate has an equal share of the effort, and of the time left. One that fails, cannot take the pins or runs out of time is
@@ -63,7 +63,7 @@ def race(
     """
     deadline = perf_counter() + allowance.seconds
     effort_share = allowance.effort_share / len(candidates)
-    found: list[tuple[Found, Candidate]] = []
+    found: list[tuple[SearchResult, Candidate]] = []
     failed: list[AutoparError] = []
     interrupted = cut = False
     for number, candidate in enumerate(candidates):
@@ -109,7 +109,7 @@ def race(
     return replace(best, interrupted=interrupted, cut=cut or best.cut)
 
 
-def _find_in_time(find: Find[Candidate], candidate: Candidate, allowance: Allowance, whole: Allowance, deadline: float) -> Found:
+def _find_in_time(find: Find[Candidate], candidate: Candidate, allowance: Allowance, whole: Allowance, deadline: float) -> SearchResult:
     """The plan found within the allowance. Without one, twice the effort and time are tried, and so on until the deadline.
 
     Raises:

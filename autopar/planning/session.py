@@ -28,7 +28,7 @@ from cost_models import Machine
 
 if TYPE_CHECKING:
     from autopar.importer import Captures
-    from autopar.search import Found, Shared
+    from autopar.search import SearchResult, Shared
 
 AMPLE = 0.8
 """Share of the memory limit. A plan that peaks below it gains nothing from more microbatches, which only launch and gather more often."""
@@ -87,7 +87,7 @@ class PlanSession:
         Raises:
             InfeasibleError: nothing fits. TimeLimitError: no answer in time. KeyboardInterrupt: Ctrl-C before there was a plan.
         """
-        tried: dict[int, Found] = {}
+        tried: dict[int, SearchResult] = {}
         search = partial(self._plan_microbatches, memory_limit, tried)
         try:
             found = race(self.numbers, search, Allowance(1.0, deadline - perf_counter()), enough=lambda: _is_enough(tried, memory_limit))
@@ -103,7 +103,7 @@ class PlanSession:
         warn_microbatches(found)
         return self._record(found, memory_limit, tuple(tried))
 
-    def _plan_microbatches(self, memory_limit: int, tried: dict[int, Found], number: int, allowance: Allowance) -> Found:
+    def _plan_microbatches(self, memory_limit: int, tried: dict[int, SearchResult], number: int, allowance: Allowance) -> SearchResult:
         """The best plan with ``number`` microbatches, or that of an earlier call; kept in ``tried``."""
         began = perf_counter()
         graph = self.captures.of(number)
@@ -117,7 +117,7 @@ class PlanSession:
         tried[number] = min(tried.get(number, found), found, key=lambda item: item.seconds)
         return tried[number]
 
-    def _search(self, graph: Graph, number: int, memory_limit: int, machine: Machine, allowance: Allowance) -> Found:
+    def _search(self, graph: Graph, number: int, memory_limit: int, machine: Machine, allowance: Allowance) -> SearchResult:
         from autopar.search import Shared, find_plan  # for start-up time: imports the solvers
 
         options = self.options
@@ -137,7 +137,7 @@ class PlanSession:
                 shared=self.shared.setdefault((number, machine), Shared()),
             )
 
-    def _record(self, found: Found, memory_limit: int, tried: tuple[int, ...]) -> Planned:
+    def _record(self, found: SearchResult, memory_limit: int, tried: tuple[int, ...]) -> Planned:
         from autopar.recording import record  # for start-up time: imports the passes
 
         numbers = tried if self.options.microbatches == AUTO else None
@@ -183,7 +183,7 @@ def open_session(target: Target, options: PlanOptions, captures: Captures | None
     return PlanSession(graphs, numbers, machines, options, pins, name, target.loss, spent, began + options.time_limit)
 
 
-def _is_enough(tried: Mapping[int, Found], memory_limit: int) -> bool:
+def _is_enough(tried: Mapping[int, SearchResult], memory_limit: int) -> bool:
     """Whether more microbatches can be expected to gain nothing."""
     best = min(tried.values(), key=lambda found: found.seconds)
     recomputes = any(item.phase == "recompute" for item in best.schedule.instructions)
@@ -191,7 +191,7 @@ def _is_enough(tried: Mapping[int, Found], memory_limit: int) -> bool:
     return ample or (len(tried) > PATIENCE and best in list(tried.values())[:-PATIENCE])
 
 
-def _with_bound(found: Found, bound_seconds: float) -> Found:
+def _with_bound(found: SearchResult, bound_seconds: float) -> SearchResult:
     """With a bound over all numbers of microbatches that were tried."""
     gap = (found.seconds - bound_seconds) / found.seconds if found.seconds > 0 else 0.0
     return replace(found, bound_seconds=bound_seconds, gap=gap)

@@ -38,14 +38,14 @@ from autopar.schedule.collectives import Part
 from autopar.version import __version__
 
 if TYPE_CHECKING:
-    from autopar.search import Found
+    from autopar.search import SearchResult
 
 PROOF = 1e-6
 """A plan is called optimal only when its gap is at most this."""
 
 
 def record(
-    found: Found, *, target: str, memory_limit: int, pins: Mapping[str, str] | None = None, tried: tuple[int, ...] | None = None
+    found: SearchResult, *, target: str, memory_limit: int, pins: Mapping[str, str] | None = None, tried: tuple[int, ...] | None = None
 ) -> Plan:
     """The plan of a search's result.
 

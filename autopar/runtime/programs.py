@@ -29,7 +29,7 @@ from autopar.runtime.placement import from_placements
 from autopar.runtime.settings import Change, Settings, Values
 from autopar.runtime.steps import Step
 from autopar.schedule import Schedule
-from autopar.search import Found, Shared, find_plan
+from autopar.search import SearchResult, Shared, find_plan
 from autopar.sharding import ShardingSpec
 from cost_models import Machine
 
@@ -227,7 +227,7 @@ class Programs:
             raise kind(*words)
         return Plan.from_json(outcome[0])
 
-    def _found(self, graph: Graph, machine: Machine, memory_limit: int, pins: Mapping[str, str]) -> Found:
+    def _found(self, graph: Graph, machine: Machine, memory_limit: int, pins: Mapping[str, str]) -> SearchResult:
         """The plan of the search. Raises what the search raises."""
         seconds, shared = SECONDS, Shared()
         while True:

@@ -18,9 +18,9 @@ A new phase is a function and a row of ``driver.phase_table``. ``benchmarks/abla
 """
 
 from autopar.search.driver.find_plan import find_plan
-from autopar.search.driver.result import Baseline, Found, Shared
+from autopar.search.driver.result import Baseline, SearchResult, Shared
 from autopar.search.driver.state import Progress
 from autopar.search.settings import PROOF
 from autopar.search.telemetry import PhaseRecord
 
-__all__ = ["PROOF", "Baseline", "Found", "PhaseRecord", "Progress", "Shared", "find_plan"]
+__all__ = ["PROOF", "Baseline", "PhaseRecord", "Progress", "SearchResult", "Shared", "find_plan"]

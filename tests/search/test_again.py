@@ -208,7 +208,7 @@ def test_where_no_answer_can_be_made_to_fit_all_is_chosen_at_once(monkeypatch: p
     limit = min(peak for _, peak in known)
     for name in ("SMALL_ENTRIES", "JOINT_ENTRIES"):
         monkeypatch.setattr(rounds, name, 0)
-    monkeypatch.setattr(rounds, "solve_restricted_plans", lambda *_: None)
-    monkeypatch.setattr(trials, "fit", lambda space, plans, prices, *more: (None, prices))
+    monkeypatch.setattr(rounds, "cross_over_plans", lambda *_: None)
+    monkeypatch.setattr(trials, "solve_restricted", lambda space, plans, prices, *more: (None, prices))
     found = find_plan(graph, machine, memory_bytes=limit, optimizer="sgd", recompute=True, time_limit=600.0)
     assert found.memory.peak <= limit and found.solver != "least memory"

@@ -14,7 +14,7 @@ from autopar.graph import Graph
 from autopar.importer import capture_graph
 from autopar.schedule import Schedule, make_schedule
 from autopar.schedule.legality import check_legal
-from autopar.search import Found, find_plan
+from autopar.search import SearchResult, find_plan
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
@@ -39,7 +39,7 @@ def machine_of(mesh: str) -> Machine:
 
 
 @cache
-def found_for(name: str, mesh: str, mode: str) -> Found:
+def found_for(name: str, mesh: str, mode: str) -> SearchResult:
     return find_plan(graph_of(name, mode), machine_of(mesh), optimizer="adamw" if mode == "train" else "none", time_limit=600.0)
 
 

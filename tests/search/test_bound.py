@@ -14,7 +14,7 @@ import pytest
 from autopar.effort import unlimited
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import step_seconds
-from autopar.search import PROOF, Found, find_plan
+from autopar.search import PROOF, SearchResult, find_plan
 from autopar.search.bounds.surrogate import Evaluation, Master, Term
 from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
@@ -92,7 +92,7 @@ def model_of(case: Case) -> Model:
     return build_model(Space(graph, machine, optimizer, resolve_pins(graph, machine.mesh, pins)))
 
 
-def search(graph: Graph, machine: Machine, optimizer: str, pins: Mapping[str, str]) -> tuple[Found, float]:
+def search(graph: Graph, machine: Machine, optimizer: str, pins: Mapping[str, str]) -> tuple[SearchResult, float]:
     """What is found, and the bound over the mesh's own choices before it is cut to the seconds of what is found, which would hide one that
     is too high."""
     found = find_plan(graph, machine, optimizer=optimizer, constraints=pins, baselines=False, time_limit=3600.0)
@@ -146,7 +146,7 @@ def test_bound_and_answer_over_many_graphs(part: int, record_property: pytest.Re
     assert statistics.median(item.excess for item in outcomes) <= 0.02, words
 
 
-def in_sequence(case: Case) -> tuple[Found, float, float]:
+def in_sequence(case: Case) -> tuple[SearchResult, float, float]:
     """What the search finds under the communication model with its bound, and the least sum there is, equal reshards made once."""
     graph, machine, pins, optimizer = drawn(case)
     machine = replace(machine, cost_model="communication", _groups={})
@@ -259,9 +259,11 @@ def test_of_a_large_problem_bounds_are_asked_for_while_the_gap_is_wide(monkeypat
 
 @pytest.mark.parametrize("long", [0, math.inf])
 def test_of_a_long_graph_only_the_first_bounds_answer_is_scheduled(long: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduled, solved, solve, choose = list[bool](), list[bool](), Search.solve, Search.choose
+    scheduled, solved, solve, choose = list[bool](), list[bool](), Search.solve, Search.solve_choices
     monkeypatch.setattr(Search, "solve", lambda self, *of, **how: scheduled.append("proves" in how) or solve(self, *of, **how))
-    monkeypatch.setattr(Search, "choose", lambda self, *of, **how: solved.append(how.get("proves", False)) or choose(self, *of, **how))
+    monkeypatch.setattr(
+        Search, "solve_choices", lambda self, *of, **how: solved.append(how.get("proves", False)) or choose(self, *of, **how)
+    )
     monkeypatch.setattr(trials, "LONG_GRAPH", long)
     find_plan(small_graph(9), small_machine(9, "2x2"), memory_bytes=trials.UNLIMITED, baselines=False)
     assert sum(solved) > 2
@@ -351,8 +353,8 @@ def test_operators_with_collectives_inside_are_not_slowed_beside_another_link() 
     found, bound = search(graph, machine, "none", pins)
     model = build_model(Space(graph, machine, "none", resolve_pins(graph, machine.mesh, pins)))
     optimum = BruteForce(model, math.inf).run()
-    assert found.plan is not None
-    answer = Evaluation(model, solve_fixed(model, model.problem(None)[0], found.plan, 0, unlimited()))
+    assert found.searched_assignment is not None
+    answer = Evaluation(model, solve_fixed(model, model.problem(None)[0], found.searched_assignment, 0, unlimited()))
     path = Master(model, 0.9).longest_path("forward", *answer.counted_once)
     assert answer.between["forward", "node"] > 0.0 and path.nodes
     assert answer.sum_of(Term("forward", "node", path=path), 0.9) <= optimum * (1 + EXACT)

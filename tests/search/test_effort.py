@@ -14,7 +14,7 @@ import solvers
 from autopar import effort
 from autopar.effort import GRACE_SECONDS, GRACE_SHARE, Budget, Meter, unlimited
 from autopar.schedule.tuning import LimitSearch
-from autopar.search import Found, find_plan, telemetry
+from autopar.search import SearchResult, find_plan, telemetry
 from autopar.search.phases import Phase, run_phases
 from autopar.search.solving import solve
 from autopar.search.telemetry import PhaseRecord, Telemetry
@@ -225,7 +225,7 @@ def test_records_name_the_model_and_are_of_one_search() -> None:
 # searches ---------------------------------------------------------------------------------------------------------------------------
 
 
-def done(found: Found) -> list[tuple[object, ...]]:
+def done(found: SearchResult) -> list[tuple[object, ...]]:
     """What each phase did, but its seconds."""
     return [(one.name, one.work, one.step_before, one.step_after, one.bound_before, one.bound_after) for one in found.trace]
 
@@ -233,7 +233,7 @@ def done(found: Found) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize(("seed", "mesh"), [(1, "2x2"), (8, "2x2"), (3, "2x2x2")])
 def test_a_plan_depends_on_work_alone(seed: int, mesh: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast the machine is: on the slow one a day passes whenever it looks at the clock."""
-    found = list[Found]()
+    found = list[SearchResult]()
     for step in (1e-6, 86_400.0):
         for module, name in ((effort, "perf_counter"), (telemetry, "process_time")):
             monkeypatch.setattr(module, name, count(0.0, step).__next__)

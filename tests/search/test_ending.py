@@ -16,7 +16,7 @@ from autopar.effort import Budget
 from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.graph import Graph
 from autopar.schedule.tuning import LimitSearch
-from autopar.search import Found, find_plan
+from autopar.search import SearchResult, find_plan
 from autopar.search.bounds.surrogate import Master, Multipliers
 from autopar.search.choices.space import BudgetExhausted, Space
 from autopar.search.driver import find_plan as finding
@@ -59,7 +59,7 @@ class Moments:
 
     def __init__(self, patch: pytest.MonkeyPatch, last: float, end: Callable[[], None]) -> None:
         self.count, self.last, self.end, self.scheduled = 0, last, end, 0
-        for place, name in ((Space, "_in_time"), (LimitSearch, "look"), (solvers, "solve")):
+        for place, name in ((Space, "_check_budget"), (LimitSearch, "look"), (solvers, "solve")):
             patch.setattr(place, name, self._counted(getattr(place, name)))
         run = LimitSearch.run
 
@@ -80,7 +80,7 @@ class Moments:
         return counted
 
 
-def ended(case: Callable[[], tuple[Graph, Machine]], last: float, end: Callable[[], None]) -> tuple[Found | None, Moments]:
+def ended(case: Callable[[], tuple[Graph, Machine]], last: float, end: Callable[[], None]) -> tuple[SearchResult | None, Moments]:
     """What a search gives that is ended at a moment; None where that is an error."""
     graph, machine = case()
     with pytest.MonkeyPatch.context() as patch:
@@ -139,7 +139,7 @@ def test_ctrl_c_in_a_solve_without_an_answer_ends_the_search(monkeypatch: pytest
 
 def test_ctrl_c_in_a_solve_of_which_no_schedule_is_made_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large problem the answers of the later bounds are not scheduled."""
-    choose, chosen = trials.SearchState.choose, list[bool]()
+    choose, chosen = trials.SearchState.solve_choices, list[bool]()
 
     def interrupted(self: trials.SearchState, *more: Any, **options: Any) -> Solution | None:
         scheduled = sys._getframe(1).f_code.co_name == "solve"
@@ -147,7 +147,7 @@ def test_ctrl_c_in_a_solve_of_which_no_schedule_is_made_ends_the_search(monkeypa
         self.idle = BOUND_ROUNDS
         found = choose(self, *more, **options)
         if not scheduled and found is not None:
-            self.last = found = replace(found, message=solvers.INTERRUPTED)
+            self.last_solution = found = replace(found, message=solvers.INTERRUPTED)
         return found
 
     def hopeful(self: Master) -> tuple[Multipliers, float, Any]:
@@ -157,7 +157,7 @@ def test_ctrl_c_in_a_solve_of_which_no_schedule_is_made_ends_the_search(monkeypa
     best = Master.best_weights
     monkeypatch.setattr(Master, "best_weights", hopeful)
     monkeypatch.setattr(trials, "LARGE_ENTRIES", 0)
-    monkeypatch.setattr(trials.SearchState, "choose", interrupted)
+    monkeypatch.setattr(trials.SearchState, "solve_choices", interrupted)
     graph, machine = two_axes_folded()
     found = find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0)
     assert found.interrupted and chosen.count(False) == 1 and not chosen[-1]
@@ -167,16 +167,16 @@ def test_ctrl_c_in_a_solve_of_which_no_schedule_is_made_ends_the_search(monkeypa
 @pytest.mark.slow
 def test_layers_on_their_own_begin_from_whole_plans_of_merged_axes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where folded layers have no plan; those of merged axes may be found folded."""
-    look = finding.look
+    look = finding.search_part
 
-    def none_folded(part: Space, within: Space, folding: Folding | None, *more: Any) -> Found | None:
+    def none_folded(part: Space, within: Space, folding: Folding | None, *more: Any) -> SearchResult | None:
         return look(part, within, folding, *more) if folding is None else None
 
     graph, machine = many_axes_folded()
     monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
-    monkeypatch.setattr(finding, "look", none_folded)
+    monkeypatch.setattr(finding, "search_part", none_folded)
     found = find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0, baselines=False)
-    assert found.plan is not None and len(found.plan.strategies) == len(graph.ops)
+    assert found.searched_assignment is not None and len(found.searched_assignment.strategies) == len(graph.ops)
 
 
 def test_where_time_is_up_before_anything_fits_the_least_memory_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,9 +320,11 @@ def test_shorter_graphs_tell_what_the_whole_takes(monkeypatch: pytest.MonkeyPatc
     assert answer is not None
     found = search.schedule(decode_assignment(model, model.expand(answer)), None, tries=0)
     assert found.estimated and len(found.schedule.graph.ops) == len(graph().ops) - len(folding().group.repeats[0])
-    flattered, exact = replace(found, seconds=0.98 * found.seconds), search.exact
+    flattered, exact = replace(found, seconds=0.98 * found.seconds), search.schedule_at_full_depth
     assert search.offer(found, "auto") and search.offer(flattered, "auto")
-    monkeypatch.setattr(search, "exact", lambda one: replace(exact(one), seconds=1.1 * found.seconds) if one is flattered else exact(one))
+    monkeypatch.setattr(
+        search, "schedule_at_full_depth", lambda one: replace(exact(one), seconds=1.1 * found.seconds) if one is flattered else exact(one)
+    )
     search.settle_best()
     best = search.best
     assert best is not None and not best.estimated and best.schedule.graph is graph(), "what is kept was scheduled whole"

@@ -29,9 +29,9 @@ from autopar.search.ilp.model import InSequence, Model, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.memory import crossover as keeping
 from autopar.search.memory import reduced_limit as scarcity
-from autopar.search.memory.crossover import Wanted, fit
-from autopar.search.memory.memory_repair import counted
-from autopar.search.memory.reduced_limit import solve_restricted_plans
+from autopar.search.memory.crossover import CrossoverRequest, solve_restricted
+from autopar.search.memory.memory_repair import count_bytes
+from autopar.search.memory.reduced_limit import cross_over_plans
 from autopar.search.settings import CROSSOVER_MOMENTS
 from solvers import solve
 from tests.search.test_folding import folding, graph, machine
@@ -64,7 +64,7 @@ def answer(model: TiedModel, limit: int | None, gap: float = 1e-6) -> tuple[floa
     problem, unit = model.problem(limit, InSequence())
     found = solve(problem, time_limit=inf, gap=gap)
     assert found.choices is not None and found.objective is not None
-    most = counted(problem, found.choices, len(folding().graph.ops) + 1).max()
+    most = count_bytes(problem, found.choices, len(folding().graph.ops) + 1).max()
     return found.objective * unit, decode_assignment(model, model.expand(found.choices)), int(most)
 
 
@@ -110,8 +110,8 @@ def test_what_is_fitted_fits() -> None:
     _, kept, most = answer(tied(*plans()), None)
     limit = int(0.8 * most)
     with patch("autopar.search.memory.crossover.CROSSOVER_SOLVE_WORK", inf):
-        wanted = Wanted(limit, CROSSOVER_MOMENTS, 3, 0, unlimited(), (0.95,))
-        found, prices = fit(space(), plans(), LearnedOverlap.first(0.0), wanted, folding())
+        wanted = CrossoverRequest(limit, CROSSOVER_MOMENTS, 3, 0, unlimited(), (0.95,))
+        found, prices = solve_restricted(space(), plans(), LearnedOverlap.first(0.0), wanted, folding())
     assert found is not None and found.memory.peak <= limit < peak(kept)
     assert found.schedule.graph is graph() and prices != LearnedOverlap.first(0.0)
     check_legal(found.schedule, "fitted")
@@ -119,16 +119,16 @@ def test_what_is_fitted_fits() -> None:
 
 @pytest.mark.parametrize("first", [False, True])
 def test_a_draft_ends_with_the_first_that_fits(monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
-    shares, run, limit = [], keeping._Keeping.run, int(0.8 * answer(tied(*plans()), None)[2])
+    shares, run, limit = [], keeping.RestrictedProblem.run, int(0.8 * answer(tied(*plans()), None)[2])
 
     def noted(self: keeping._Keeping, prices: Weights, share: float, best: ScheduledPlan | None) -> ScheduledPlan | None:
         shares.append(share)
         return run(self, prices, share, best)
 
-    monkeypatch.setattr(keeping._Keeping, "run", noted)
+    monkeypatch.setattr(keeping.RestrictedProblem, "run", noted)
     monkeypatch.setattr(keeping, "CROSSOVER_SOLVE_WORK", inf)
-    wanted = Wanted(limit, CROSSOVER_MOMENTS, 3, 0, unlimited(), (1e-6, 0.95, 0.9), first)
-    found, _ = fit(space(), plans(), LearnedOverlap.first(0.0), wanted, folding())
+    wanted = CrossoverRequest(limit, CROSSOVER_MOMENTS, 3, 0, unlimited(), (1e-6, 0.95, 0.9), first)
+    found, _ = solve_restricted(space(), plans(), LearnedOverlap.first(0.0), wanted, folding())
     assert found is not None and found.memory.peak <= limit
     assert shares == ([1e-6, 0.95, 0.95] if first else [1e-6, 0.95, 0.95, 0.9])  # of the first that has answers, other prices too
 
@@ -183,7 +183,7 @@ def test_estimates_of_deep_graphs_are_compared_with_each_other(estimated: bool) 
     counts = {"apart": 0, "limit": 1}
     flags = {"folded": True, "large": False, "draft": False, "gained": False}
     trials: Any = SimpleNamespace(model=None, rivals=(), answers=[], kept=kept, **counts, **flags)
-    with patch.object(scarcity, "_answer", lambda *asked: "another"):
-        solve_restricted_plans(trials, LearnedOverlap.first(0.0), unlimited())
+    with patch.object(scarcity, "_solve_within", lambda *asked: "another"):
+        cross_over_plans(trials, LearnedOverlap.first(0.0), unlimited())
     assert seen == [None, first if estimated else None]
     assert trials.answers == ["another"]

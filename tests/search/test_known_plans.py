@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from autopar.importer import capture_graph
-from autopar.search import Found, find_plan
+from autopar.search import SearchResult, find_plan
 from cost_models import Hardware, Machine, Mesh, load_hardware
 
 LATENCY = 1.0
@@ -34,7 +34,7 @@ def bare(mesh: str, **betas: float) -> Machine:
     return Machine(parsed, Hardware.from_dict(data), "communication")
 
 
-def best(model: nn.Module, inputs: tuple, machine: Machine, mode: str = "train", **constraints: str) -> Found:
+def best(model: nn.Module, inputs: tuple, machine: Machine, mode: str = "train", **constraints: str) -> SearchResult:
     graph = capture_graph(model, inputs, {}, mode=mode, loss=None, loss_args=())
     return find_plan(
         graph, machine, optimizer="none", constraints={key.replace("__", ":"): value for key, value in constraints.items()}, time_limit=60

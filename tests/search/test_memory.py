@@ -28,7 +28,7 @@ from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
 from autopar.search.ilp.pair_memory import find_pairs
-from autopar.search.memory.memory_repair import CoverRows, counted, held_by_time, solve_fixed
+from autopar.search.memory.memory_repair import CoverRows, count_bytes, measure_held_bytes, solve_fixed
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
 from solvers import INFINITE, Problem, Solution, evaluate, solve
@@ -95,15 +95,15 @@ def test_pairs_say_what_reshards_hold_beside_their_results() -> None:
         choices = drawn(model, seed)
         schedule = make_schedule(graph, decode_assignment(model, choices), model.space.machine, LEAN)
         reserves = CoverRows(model, limit=1)
-        held = held_by_time(((1.0, schedule),), "adamw", reserves.times)
+        held = measure_held_bytes(((1.0, schedule),), "adamw", reserves.op_times)
         assert held.max() == memory(schedule, "adamw").peak
-        before = counted(problem, choices, len(held))
-        time = int(np.argmax((held - before)[: len(reserves.times)]))
-        reserves.pairs[time] = find_pairs(model, choices, time, reserves.times)
-        asked = reserves.applied(problem)
-        full = reserves.completed(choices)
+        before = count_bytes(problem, choices, len(held))
+        time = int(np.argmax((held - before)[: len(reserves.op_times)]))
+        reserves.pairs[time] = find_pairs(model, choices, time, reserves.op_times)
+        asked = reserves.apply(problem)
+        full = reserves.complete(choices)
         assert evaluate(asked, full)[0] == evaluate(problem, choices)[0]
-        after = counted(asked, full, len(held))
+        after = count_bytes(asked, full, len(held))
         assert (np.delete(after, time) == np.delete(before, time)).all()
         nearer += abs(int(held[time] - after[time])) < held[time] - before[time]
     assert nearer >= len(SEEDS) - 1
@@ -117,7 +117,7 @@ def test_what_is_left_free_is_what_a_schedule_held_beyond() -> None:
     limit = memory(schedule, "adamw").peak - 1
     reserves = CoverRows(model, limit, pairs=False)
     assert reserves.learn(problem, choices, ((1.0, schedule),))
-    _, peak, _ = evaluate(reserves.applied(problem), reserves.completed(choices))
+    _, peak, _ = evaluate(reserves.apply(problem), reserves.complete(choices))
     assert limit < peak <= limit * 1.01, "the same choices do not fit any more"
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph
-from autopar.search import Found, find_plan
+from autopar.search import SearchResult, find_plan
 from cost_models import Hardware, Machine
 from tests.strategies import SEEDS, SMALL_MESHES, small_graph, small_machine, small_pins
 
@@ -18,7 +18,7 @@ TOLERANCE = 0.05
 """Searches of two limits may stop at different plans; what is proved must agree exactly."""
 
 
-def searched(graph: Graph, machine: Machine, seed: int = 0, **more: object) -> Found:
+def searched(graph: Graph, machine: Machine, seed: int = 0, **more: object) -> SearchResult:
     pins = small_pins(graph, machine, seed)
     return find_plan(graph, machine, optimizer=optimizer_of(graph), constraints=pins, baselines=False, time_limit=3600.0, **more)  # type: ignore[arg-type]
 

@@ -9,12 +9,12 @@ from autopar.errors import InfeasibleError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import find_rule, strategies
 from autopar.schedule.tuning import Sample, best_schedule
-from autopar.search import Found, find_plan
+from autopar.search import SearchResult, find_plan
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
-from autopar.search.coarsening.merged_axes import AxisMerge, mergings
-from autopar.search.coarsening.one_axis import near
+from autopar.search.coarsening.merged_axes import AxisMerge, axis_merges
+from autopar.search.coarsening.one_axis import one_axis_neighbourhood
 from autopar.search.driver import find_plan as finding
 from autopar.search.driver import phase_table as rounds
 from autopar.search.settings import PROOF
@@ -35,12 +35,12 @@ def four_axes() -> Machine:
 
 
 def test_neighbouring_axes_are_merged_in_every_way(four_axes: Machine) -> None:
-    found = [(str(item.machine.mesh), item.words) for item in mergings(four_axes, 2)]
+    found = [(str(item.machine.mesh), item.members) for item in axis_merges(four_axes, 2)]
     assert found == [("a=2,c_d_e=24", ((0,), (2, 3, 4))), ("a_c=6,d_e=8", ((0, 2), (3, 4))), ("a_c_d=12,e=4", ((0, 2, 3), (4,)))]
 
 
 def test_a_spec_of_merged_axes_and_back(four_axes: Machine) -> None:
-    merging = list(mergings(four_axes, 2))[1]
+    merging = list(axis_merges(four_axes, 2))[1]
     assert str(merging.spec(ShardingSpec.parse("S1 R +P0max"))) == "S34 R +P0max +P2max"
     assert str(merging.spec(ShardingSpec.parse("R S10"))) == "R S3402"
     pins = merging.pins(Pins({"x": ShardingSpec.parse("S34 S02")}, {"output:0": ShardingSpec.parse("R S3402")}))
@@ -55,7 +55,7 @@ def test_collectives_inside_of_operators_run_over_all_that_is_merged(four_axes: 
     rule, own = find_rule(op, tensors), [tensors["x"], tensors["y"]]
     there = set(strategies(rule, own, four_axes.mesh.sizes))
     tried = 0
-    for merging in mergings(four_axes, 2):
+    for merging in axis_merges(four_axes, 2):
         for strategy in strategies(rule, own, merging.machine.mesh.sizes):
             tried += bool(strategy.inner)
             assert replace(merging.strategy(strategy), factors=()) in {replace(other, factors=()) for other in there}
@@ -66,9 +66,9 @@ def test_collectives_inside_of_operators_run_over_all_that_is_merged(four_axes: 
 def test_around_a_plan_one_axis_is_used_otherwise(seed: int) -> None:
     graph, machine = small_graph(seed), small_machine(seed, "2x2x2")
     space, found = Space(graph, machine, "adamw", Pins()), find_plan(graph, machine, memory_bytes=UNLIMITED, baselines=False)
-    assert found.timed is not None
-    plan = found.timed.assignment
-    around, more = near(space, [plan]), 0
+    assert found.scheduled_plan is not None
+    plan = found.scheduled_plan.assignment
+    around, more = one_axis_neighbourhood(space, [plan]), 0
     for op in graph.ops:
         mine, offered = plan.strategies[op.name], around.op_choices(op).strategies
         assert mine in offered
@@ -80,7 +80,7 @@ def test_around_a_plan_one_axis_is_used_otherwise(seed: int) -> None:
     assert more or not graph.ops
 
 
-def of_merged_axes(graph: Graph, merging: AxisMerge, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Found:
+def of_merged_axes(graph: Graph, merging: AxisMerge, monkeypatch: pytest.MonkeyPatch, **options: Any) -> SearchResult:
     """The plan that is begun from: unequal parts are those of one axis of the mesh itself."""
     with monkeypatch.context() as patch:
         patch.setattr(finding, "resolve_pins", lambda *_: merging.pins(Pins()))
@@ -90,10 +90,10 @@ def of_merged_axes(graph: Graph, merging: AxisMerge, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_plan_of_merged_axes_is_as_good_on_the_mesh_itself(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, machine = small_graph(seed), small_machine(seed, "2x2x2")
-    for merging in mergings(machine, 2):
+    for merging in axis_merges(machine, 2):
         found = of_merged_axes(graph, merging, monkeypatch, baselines=False)
-        assert found.timed is not None
-        assignment = merging.assignment(found.timed.assignment)
+        assert found.scheduled_plan is not None
+        assignment = merging.assignment(found.scheduled_plan.assignment)
         samples = (Sample(1.0, graph, assignment),)
         start = found.schedule.limits
         here = best_schedule(graph, assignment, machine, found.optimizer, UNLIMITED, start=start, tries=24, samples=samples)
@@ -108,9 +108,9 @@ def test_plans_found_nearby_keep_their_bound(seed: int, wide: float, monkeypatch
     alone: see ``sharding.ALL_ORDERS``.)"""
     graph, machine = small_graph(seed), small_machine(seed, "2x2x2")
     whole = find_plan(graph, machine, memory_bytes=UNLIMITED)
-    merged = [of_merged_axes(graph, merging, monkeypatch) for merging in mergings(machine, 2)]
-    looked, around = [], finding.near
-    monkeypatch.setattr(finding, "near", lambda space, plans: (looked.append(plans), around(space, plans))[1])
+    merged = [of_merged_axes(graph, merging, monkeypatch) for merging in axis_merges(machine, 2)]
+    looked, around = [], finding.one_axis_neighbourhood
+    monkeypatch.setattr(finding, "one_axis_neighbourhood", lambda space, plans: (looked.append(plans), around(space, plans))[1])
     monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
     monkeypatch.setattr(finding, "WHOLE_GAP", wide)
     found = find_plan(graph, machine, memory_bytes=UNLIMITED)
@@ -126,7 +126,7 @@ def test_plans_found_nearby_keep_their_bound(seed: int, wide: float, monkeypatch
 def test_a_plan_below_the_bound_of_the_meshs_own_choices_has_that_of_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was begun from on merged axes, and is not called optimal for having no other bound."""
     graph, machine = small_graph(0), small_machine(0, "2x2x2")
-    merged = [of_merged_axes(graph, merging, monkeypatch) for merging in mergings(machine, 2)]
+    merged = [of_merged_axes(graph, merging, monkeypatch) for merging in axis_merges(machine, 2)]
     monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
     monkeypatch.setattr(finding, "WHOLE_GAP", -1.0)
     found = find_plan(graph, machine, memory_bytes=UNLIMITED)
@@ -138,7 +138,7 @@ def test_a_plan_below_the_bound_of_the_meshs_own_choices_has_that_of_all_plans(m
 
 def test_a_plan_of_merged_axes_keeps_its_limits_where_it_is_begun_from(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, machine, drafts = small_graph(10), small_machine(10, "2x2x2"), []
-    made, begin = finding._of_merged_axes, rounds.Search.__init__
+    made, begin = finding._draft_merged_plans, rounds.Search.__init__
 
     def noted(*given: Any, **options: Any) -> Any:
         drafts.append(made(*given, **options))
@@ -150,7 +150,7 @@ def test_a_plan_of_merged_axes_keeps_its_limits_where_it_is_begun_from(monkeypat
 
     monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
     monkeypatch.setattr(finding, "WHOLE_GAP", 2.0)
-    monkeypatch.setattr(finding, "_of_merged_axes", noted)
+    monkeypatch.setattr(finding, "_draft_merged_plans", noted)
     monkeypatch.setattr(rounds.Search, "__init__", impatient)
     found = find_plan(graph, machine, memory_bytes=UNLIMITED)
     assert found.seconds <= drafts[0][1].seconds * ROOM
@@ -160,14 +160,14 @@ def test_a_plan_of_merged_axes_keeps_its_limits_where_it_is_begun_from(monkeypat
 def test_of_merged_axes_no_more_plans_are_asked_for_than_the_gap_wants(
     gap: float, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    graph, machine, real, meshes = small_graph(2), small_machine(2, "2x2x2"), finding._find, []
+    graph, machine, real, meshes = small_graph(2), small_machine(2, "2x2x2"), finding._search_mesh, []
 
-    def counted(graph: Graph, machine: Machine, *more: Any) -> Found:
+    def counted(graph: Graph, machine: Machine, *more: Any) -> SearchResult:
         meshes.append(str(machine.mesh))
         return real(graph, machine, *more)
 
     monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
-    monkeypatch.setattr(finding, "_find", counted)
+    monkeypatch.setattr(finding, "_search_mesh", counted)
     assert find_plan(graph, machine, memory_bytes=UNLIMITED, gap=gap).bound_seconds > 0
     assert len(meshes) == 1 + asked, meshes
 
@@ -179,8 +179,8 @@ def test_what_nothing_nearby_fits_is_refused_by_the_search_over_all_choices(monk
 
 
 def test_over_all_choices_it_goes_only_with_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, machine, looked, around = small_graph(1), small_machine(1, "2x2x2"), [], finding.near
-    monkeypatch.setattr(finding, "near", lambda space, plans: (looked.append(plans), around(space, plans))[1])
+    graph, machine, looked, around = small_graph(1), small_machine(1, "2x2x2"), [], finding.one_axis_neighbourhood
+    monkeypatch.setattr(finding, "one_axis_neighbourhood", lambda space, plans: (looked.append(plans), around(space, plans))[1])
     monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
     monkeypatch.setattr(finding, "WHOLE_GAP", -1.0)
     peak = find_plan(graph, machine, memory_bytes=UNLIMITED).memory.peak
@@ -201,7 +201,7 @@ def test_blocks_of_a_fused_weight_are_split_by_no_merged_axis(monkeypatch: pytes
     inputs = (GraphInput("x", "input", "x"), GraphInput("w", "parameter", "w", trained=False, blocks=blocks))
     graph = Graph("inference", tensors, inputs, (contract,), (GraphOutput("y", "output", "y"),))
     machine = Machine(Mesh.parse("a=2,b=2,c=2"), load_hardware("h100-sxm"))
-    for merging in mergings(machine, 2):
+    for merging in axis_merges(machine, 2):
         space = Space(graph, merging.machine, "none", merging.pins(Pins()))
         specs = space.input_specs(inputs[1])
         assert any(any(spec.dims) for spec in specs)

@@ -177,7 +177,7 @@ def test_too_little_work_is_not_begun(monkeypatch: pytest.MonkeyPatch, given: fl
     turns, search = list[float](), searched(0.0)
     search.weights = first(search.model)
     monkeypatch.setattr(rounds, "lagrangian_bound", lambda model, weights, limit, times, turn, enough: turns.append(turn.left) or 0.0)
-    search.rent(search.budget.at_most(given))
+    search.price_memory(search.budget.at_most(given))
     assert turns == [given] * asks
 
 
@@ -188,5 +188,5 @@ def test_a_last_proof_passes_the_budget_by_little(monkeypatch: pytest.MonkeyPatc
     search.proving = 0.1
     search.claims = [(1.0, 1.0, first(search.model), answer(search.model))]
     monkeypatch.setattr(TiedModel, "prove_bound", lambda self, *of: proofs.append(spent) or 0.0)
-    search.settle_claims(search.budget)
+    search.prove_claims(search.budget)
     assert bool(proofs) is settles and not search.claims

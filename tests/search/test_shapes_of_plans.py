@@ -13,7 +13,7 @@ from autopar.graph import Graph
 from autopar.importer import capture_graph
 from autopar.schedule import Schedule
 from autopar.schedule.collectives import Part
-from autopar.search import Found, find_plan
+from autopar.search import SearchResult, find_plan
 from cost_models import Machine, Mesh, load_hardware
 
 
@@ -48,7 +48,7 @@ def machine() -> Machine:
     return Machine(Mesh.parse("x=8"), load_hardware("h100-sxm"), "roofline")
 
 
-def weights(found: Found) -> dict[str, str]:
+def weights(found: SearchResult) -> dict[str, str]:
     graph = found.schedule.graph
     return {i.name: str(found.schedule.specs[i.tensor]) for i in graph.of_kind("parameter") if len(graph.tensors[i.tensor].shape) == 2}
 

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from autopar.search.driver.phase_table import close_enough
+from autopar.search.driver.phase_table import bound_solve_gap
 from autopar.search.settings import CLOSE_GAP
 
 
 def test_solves_for_a_bound_come_as_close_as_any_weights_still_can() -> None:
     """Else the bound stays below what its weights come to by the whole gap at which solves stop."""
-    assert close_enough(1.0, 100.0, math.inf) == 0.02
-    assert close_enough(0.04, 100.0, math.inf) == pytest.approx(0.01)
-    assert close_enough(1.0, 99.0, 100.0) == pytest.approx(0.005)
-    assert close_enough(1.0, 99.9, 100.0) == CLOSE_GAP
+    assert bound_solve_gap(1.0, 100.0, math.inf) == 0.02
+    assert bound_solve_gap(0.04, 100.0, math.inf) == pytest.approx(0.01)
+    assert bound_solve_gap(1.0, 99.0, 100.0) == pytest.approx(0.005)
+    assert bound_solve_gap(1.0, 99.9, 100.0) == CLOSE_GAP

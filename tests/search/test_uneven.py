@@ -18,7 +18,7 @@ from autopar.report import summary
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.search.choices.uneven import find_uneven_splits
-from autopar.search.coarsening.merged_axes import mergings
+from autopar.search.coarsening.merged_axes import axis_merges
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
 
@@ -148,7 +148,7 @@ def test_axes_together_are_offered_what_one_as_large_is() -> None:
     found = {str(spec) for spec in Space(graph, on("2x2"), "adamw", Pins()).splits("tokens.weight") if spec.dims[0]}
     assert found == {"S0 R", "S1 R", "S01 R", "S0 S1", "S1 S0"}
     assert find_uneven_splits(gpt2(50258), on("2x2")).dims, "two axes make unequal parts where one makes equal ones"
-    (merged,) = (item for item in mergings(on("2x2x2x2"), 2) if len(item.words[0]) == 3)
+    (merged,) = (item for item in axis_merges(on("2x2x2x2"), 2) if len(item.members[0]) == 3)
     pins = merged.pins(Pins())
     assert pins is not None and pins.merged == {0}
     space = Space(graph, merged.machine, "adamw", pins)

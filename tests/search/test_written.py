@@ -47,7 +47,7 @@ def test_a_search_left_for_the_whole_graph_hands_over_what_it_scheduled(asked: l
     def left(search: rounds.Search, begin: Callable[[], None]) -> bool:
         begin()
         searched.append(search.model)
-        return not search.folded
+        return not search.is_folded
 
     monkeypatch.setattr(rounds.Search, "run", left)
     found = finding.find_plan(graph(), machine())
@@ -58,20 +58,20 @@ def test_a_search_left_for_the_whole_graph_hands_over_what_it_scheduled(asked: l
     assert {name: (one.seconds, one.memory.peak) for name, one in found.baselines.items()} == {
         name: (one.seconds, one.memory.peak) for name, one in whole.baselines.items()
     }
-    assert found.plan is not None and len(found.plan.strategies) == len(graph().ops)
+    assert found.searched_assignment is not None and len(found.searched_assignment.strategies) == len(graph().ops)
 
 
 @pytest.mark.parametrize("better", [True, False])
 def test_a_plan_is_scheduled_at_full_depth_only_where_it_may_be_the_best(better: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then what shorter graphs tell is enough of plans written by hand, and of those that trail for good."""
     exact: list[ScheduledPlan] = []
-    before = SearchState.exact
+    before = SearchState.schedule_at_full_depth
 
     def noted(search: SearchState, plan: ScheduledPlan) -> ScheduledPlan:
         exact.append(plan)
         return before(search, plan)
 
-    monkeypatch.setattr(rounds.Search, "exact", noted)
+    monkeypatch.setattr(rounds.Search, "schedule_at_full_depth", noted)
     monkeypatch.setattr(folded, "SHORT_DEPTHS", (5, 6))
     monkeypatch.setattr(folded, "DEEP_LAYERS", FEWEST_REPEATS + 1)
     model = folded.tie_model(build_model(Space(folding().graph, machine("dp=4"), "adamw", Pins())), folding())

@@ -64,16 +64,16 @@ class ScheduledBaselines:
         """
         names = _sorted_by_worth(self.rivals, search.limit)
         for name in names:
-            self.rivals[name] = search.sure(self.rivals[name])
+            self.rivals[name] = search.confirm(self.rivals[name])
             search.offer(self.rivals[name], "baseline")
         if search.long and names:
-            self.rivals[names[0]] = search.finished(self.rivals[names[0]], 1)
+            self.rivals[names[0]] = search.improve_order(self.rivals[names[0]], 1)
 
     def _schedule(self, search: SearchState, space: Space, pins: Pins, may_recompute: bool) -> None:
         rivals = self.rivals
         assignments, self.contradicted = self._assignments(search.model, space, pins)
         for name, assignment in assignments.items():
-            if rivals and search.left <= 0:
+            if rivals and search.work_left <= 0:
                 break
             least = min((rival.placed_seconds for rival in rivals.values() if rival.memory.peak <= search.limit), default=math.inf)
             rivals[name] = search.schedule(assignment, None, tries=0, beside=least)
@@ -136,7 +136,7 @@ def _recomputing_variants(rivals: Mapping[str, ScheduledPlan], search: SearchSta
         plan = rivals[name].assignment
         graph = model.space.graph if len(plan.strategies) == len(model.space.graph.ops) else model.planned_graph
         for policy, leaner in apply_policies(graph, plan, model.space.machine):
-            if search.left <= 0:
+            if search.work_left <= 0:
                 return found
             tried = search.schedule(leaner, None, tries=0 if search.large else search.tries)
             found[f"{name}+{policy}"] = tried

@@ -114,7 +114,7 @@ def lagrangian_bound(
         wanted_weights, reachable, wanted_prices = cuts.best_weights(highest)
         bounded = (
             sum(wanted_prices.values()) > PRICE_CEILING * highest
-        )  # the cap on prices binds: above it they may reach more than ``most``
+        )  # the cap on prices binds: above it they may reach more than ``reachable``
         if reachable <= best.bound * (1 + (DUAL_GAIN if bounded else max(enough, DUAL_GAIN))):
             break
         stalled = 0 if idle == 0 or reachable < least_reachable * (1 - DUAL_GAIN) else stalled + 1

@@ -24,44 +24,44 @@ class AxisMerge:
 
     Args:
         machine: the machine with fewer axes.
-        words: for each of its axes, the axes of the mesh itself that are its members.
+        members: for each of its axes, the axes of the mesh itself that are its members.
     """
 
     machine: Machine
-    words: tuple[tuple[int, ...], ...]
+    members: tuple[tuple[int, ...], ...]
 
     @cached_property
-    def _one(self) -> dict[tuple[int, ...], int]:
-        return {word: axis for axis, word in enumerate(self.words)}
+    def _merged_axis(self) -> dict[tuple[int, ...], int]:
+        return {word: axis for axis, word in enumerate(self.members)}
 
     def pins(self, pins: Pins) -> Pins | None:
         """The pins on the merged mesh; None where a pin uses a part of a merged axis."""
         found = []
         for place in (pins.inputs, pins.outputs, pins.tensors):
-            specs = {name: self._merged(spec) for name, spec in place.items()}
+            specs = {name: self._merge_spec(spec) for name, spec in place.items()}
             if any(spec is None for spec in specs.values()):
                 return None
             found.append({name: spec for name, spec in specs.items() if spec is not None})
         inputs, outputs, tensors = found
-        return Pins(inputs, outputs, tensors, frozenset(axis for axis, word in enumerate(self.words) if len(word) > 1))
+        return Pins(inputs, outputs, tensors, frozenset(axis for axis, word in enumerate(self.members) if len(word) > 1))
 
-    def _merged(self, spec: ShardingSpec) -> ShardingSpec | None:
+    def _merge_spec(self, spec: ShardingSpec) -> ShardingSpec | None:
         dims = []
         for axes in spec.dims:
             word: list[int] = []
             while axes:
-                part = next((part for part in self.words if part and axes[: len(part)] == part), None)
+                part = next((part for part in self.members if part and axes[: len(part)] == part), None)
                 if part is None:
                     return None
-                word.append(self._one[part])
+                word.append(self._merged_axis[part])
                 axes = axes[len(part) :]
             dims.append(tuple(word))
         return ShardingSpec(tuple(dims)) if not spec.partial else None
 
     def spec(self, spec: ShardingSpec) -> ShardingSpec:
         """A spec of the merged mesh on the mesh itself."""
-        partial = tuple((axis, reduction) for merged, reduction in spec.partial for axis in self.words[merged])
-        return ShardingSpec(tuple(map(self._axes, spec.dims)), partial)
+        partial = tuple((axis, reduction) for merged, reduction in spec.partial for axis in self.members[merged])
+        return ShardingSpec(tuple(map(self._split_axes, spec.dims)), partial)
 
     def assignment(self, assignment: Assignment) -> Assignment:
         """An assignment of the merged mesh on the mesh itself."""
@@ -76,20 +76,20 @@ class AxisMerge:
         """A strategy of the merged mesh on the mesh itself."""
         return Strategy(
             tuple(map(self.spec, strategy.inputs)), tuple(map(self.spec, strategy.outputs)), strategy.parts,
-            tuple(replace(inner, axes=self._group(inner)) for inner in strategy.inner),
-            tuple((name, self._axes(axes)) for name, axes in strategy.factors), strategy.workspace, strategy.turns, strategy.merged,
+            tuple(replace(inner, axes=self._inner_axes(inner)) for inner in strategy.inner),
+            tuple((name, self._split_axes(axes)) for name, axes in strategy.factors), strategy.workspace, strategy.turns, strategy.merged,
         )  # fmt: skip
 
-    def _group(self, inner: InnerCollective) -> tuple[int, ...]:
+    def _inner_axes(self, inner: InnerCollective) -> tuple[int, ...]:
         """The axes of an inner collective. Places in the group of a permute are ordered, ranks of a reduction are not."""
-        axes = self._axes(inner.axes)
+        axes = self._split_axes(inner.axes)
         return axes if KINDS[inner.kind].ordered else tuple(sorted(axes))
 
-    def _axes(self, axes: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(part for axis in axes for part in self.words[axis])
+    def _split_axes(self, axes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(part for axis in axes for part in self.members[axis])
 
 
-def mergings(machine: Machine, axes: int) -> Iterator[AxisMerge]:
+def axis_merges(machine: Machine, axes: int) -> Iterator[AxisMerge]:
     """Every way to merge neighbouring axes of more than one rank so that ``axes`` are left.
 
     Axes that the hardware gives different links are not merged: one axis cannot have the price of a collective over a part of them.

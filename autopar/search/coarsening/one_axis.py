@@ -17,36 +17,36 @@ from autopar.search.settings import CHANGED_AXES
 from autopar.sharding import ShardingSpec
 
 
-def near(space: Space, plans: Sequence[Assignment]) -> Space:
+def one_axis_neighbourhood(space: Space, plans: Sequence[Assignment]) -> Space:
     """The neighbourhood of plans, as a space. The best plan comes first."""
     strategies, inputs, known = {}, {}, dict[int, np.ndarray]()
     for op in space.graph.ops:
         mine = dict.fromkeys(plan.strategies[op.name] for plan in plans)
         offered = space.op_choices(op).strategies
         if id(offered) not in known:
-            read = [_uses(space, [strategy.inputs[at] for strategy in offered]) for at in range(len(op.inputs))]
-            made = [_uses(space, [strategy.outputs[at] for strategy in offered]) for at in range(len(op.outputs))]
+            read = [_axis_uses(space, [strategy.inputs[at] for strategy in offered]) for at in range(len(op.inputs))]
+            made = [_axis_uses(space, [strategy.outputs[at] for strategy in offered]) for at in range(len(op.outputs))]
             known[id(offered)] = np.stack([*read, *made], axis=1)
         best = next(iter(mine))
-        uses = _uses(space, [*best.inputs, *best.outputs])
+        uses = _axis_uses(space, [*best.inputs, *best.outputs])
         changed = (known[id(offered)] != uses).any(axis=1).sum(axis=1)
         strategies[op.name] = tuple({**mine, **dict.fromkeys(offered[number] for number in np.flatnonzero(changed <= CHANGED_AXES))})
     for item in space.graph.inputs:
         specs = space.input_specs(item)
         own = dict.fromkeys(plan.inputs[item.tensor] for plan in plans)
-        changed = (_uses(space, specs) != _uses(space, [next(iter(own))])).sum(axis=1)
+        changed = (_axis_uses(space, specs) != _axis_uses(space, [next(iter(own))])).sum(axis=1)
         inputs[item.tensor] = tuple({**own, **dict.fromkeys(specs[number] for number in np.flatnonzero(changed <= CHANGED_AXES))})
     return space.restricted_to(inputs, strategies)
 
 
-def _uses(space: Space, specs: Sequence[ShardingSpec]) -> np.ndarray:
+def _axis_uses(space: Space, specs: Sequence[ShardingSpec]) -> np.ndarray:
     """The dim that each axis splits in each spec, or its code as in ``axis_codes``; shape [specs, axes]."""
     axes = len(space.sizes)
     found = axis_codes(specs, axes)
     return np.where(found > UNUSED, found // axes, found)
 
 
-def entries(space: Space) -> int:
+def table_entries(space: Space) -> int:
     """About the number of table entries in the problem over all choices."""
     graph, total = space.graph, 0
     for op in graph.ops:

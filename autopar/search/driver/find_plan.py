@@ -23,10 +23,10 @@ from autopar.search.bounds.aggregated_memory import aggregated_memory_bound
 from autopar.search.bounds.surrogate import floor_of_space
 from autopar.search.choices.pins import Pins, resolve_pins
 from autopar.search.choices.space import BudgetExhausted, Space
-from autopar.search.coarsening.merged_axes import AxisMerge, mergings
-from autopar.search.coarsening.one_axis import entries, near
-from autopar.search.driver.result import Clock, Found, Shared
-from autopar.search.driver.search_model import look, model_of, only_plan, search_model
+from autopar.search.coarsening.merged_axes import AxisMerge, axis_merges
+from autopar.search.coarsening.one_axis import one_axis_neighbourhood, table_entries
+from autopar.search.driver.result import SearchResult, Shared, StageClock
+from autopar.search.driver.search_model import price_model, restrict_to_plan, search_model, search_part
 from autopar.search.driver.state import Progress, SearchRequest
 from autopar.search.folding.fold import Folding, fold_layers
 from autopar.search.folding.tied_model import tie_model
@@ -68,7 +68,7 @@ def find_plan(
     effort_share: float = 1.0,
     shared: Shared | None = None,
     skip: Set[str] = frozenset(),
-) -> Found:
+) -> SearchResult:
     """The fastest schedule of ``graph`` on ``machine`` within ``memory_bytes`` per rank (default: the hardware's memory).
 
     Args:
@@ -95,13 +95,13 @@ def find_plan(
     budget = Budget(meter, WORK_SECONDS[check_effort(effort)] * effort_share)
     asked = SearchRequest(limit, steps, budget, PROOF if gap is None else gap, seed, progress, baselines, recompute, telemetry)
     pins = resolve_pins(graph, machine.mesh, constraints or {})
-    clock = Clock()
+    clock = StageClock()
     shared = shared or Shared()
     known = list(shared.known)
     try:
-        found = _find(graph, machine, pins, asked, clock, shared, known)
+        found = _search_mesh(graph, machine, pins, asked, clock, shared, known)
         used_up = meter.spent >= USED_UP_SHARE * budget.ends
-        return shared.took(replace(found, trace=tuple(telemetry.records), effort=effort, cut=meter.cut, used_up=used_up))
+        return shared.remember(replace(found, trace=tuple(telemetry.records), effort=effort, cut=meter.cut, used_up=used_up))
     except InfeasibleError:
         shared.known += known[len(shared.known) :]
         raise
@@ -114,9 +114,9 @@ def find_plan(
         raise UsageError(message, "check the sizes of the model and of the example inputs") from error
 
 
-def _find(
-    graph: Graph, machine: Machine, pins: Pins, asked: SearchRequest, clock: Clock, shared: Shared, known: list[ScheduledPlan]
-) -> Found:
+def _search_mesh(
+    graph: Graph, machine: Machine, pins: Pins, asked: SearchRequest, clock: StageClock, shared: Shared, known: list[ScheduledPlan]
+) -> SearchResult:
     """The search on one mesh: folded if layers fold, from plans of merged axes if there are too many choices.
 
     Raises:
@@ -124,59 +124,59 @@ def _find(
     """
     folding = fold_layers(graph) if machine.overlaps and "folding" not in asked.telemetry.skip else None
     kept = folding.pins(pins) if folding is not None else None
-    found: Found | None = None
+    found: SearchResult | None = None
     written = ScheduledBaselines()
     if folding is not None and kept is not None:
         space = shared.space("folded", lambda: Space(folding.graph, machine, asked.optimizer, kept))
-        enumerated = _enumerate(space, asked, clock)
-        if not enumerated or _too_many(space):
-            found = _nearby(space, folding, pins, asked, clock, known, enumerated)
+        enumerated = _enumerate_choices(space, asked, clock)
+        if not enumerated or _has_too_many_choices(space):
+            found = _search_nearby(space, folding, pins, asked, clock, known, enumerated)
         else:
-            model = tie_model(shared.model("folded", lambda: model_of(space, clock)), folding)
+            model = tie_model(shared.model("folded", lambda: price_model(space, clock)), folding)
             inside = replace(asked, telemetry=asked.telemetry.within("folded"))
             found = search_model(model, space, pins, inside, clock, known, written) if model is not None else None
         if found is not None and found.ended:
             return found
     try:
-        return _find_whole(graph, machine, pins, asked, clock, shared, known, written)
+        return _search_whole(graph, machine, pins, asked, clock, shared, known, written)
     except (KeyboardInterrupt, BudgetExhausted, TimeLimitError) as reason:
         if found is None:
             raise
         return replace(found, interrupted=isinstance(reason, KeyboardInterrupt))
 
 
-def _find_whole(
-    graph: Graph, machine: Machine, pins: Pins, asked: SearchRequest, clock: Clock, shared: Shared, known: list[ScheduledPlan],
+def _search_whole(
+    graph: Graph, machine: Machine, pins: Pins, asked: SearchRequest, clock: StageClock, shared: Shared, known: list[ScheduledPlan],
     written: ScheduledBaselines,
-) -> Found:  # fmt: skip
+) -> SearchResult:  # fmt: skip
     """The search with each layer on its own."""
     space = shared.space("whole", lambda: Space(graph, machine, asked.optimizer, pins))
-    enumerated = _enumerate(space, asked, clock)
-    if not enumerated or _too_many(space):
-        found = _nearby(space, None, pins, asked, clock, known, enumerated)
+    enumerated = _enumerate_choices(space, asked, clock)
+    if not enumerated or _has_too_many_choices(space):
+        found = _search_nearby(space, None, pins, asked, clock, known, enumerated)
         if found is not None:
             return found
         if asked.budget.over:
             what, hint = asked.budget.meter.used_up()
             raise TimeLimitError(f"{what} among plans of merged axes and those near them", hint)
-        _enumerate(space, asked, clock, 1.0)
-    found = search_model(shared.model("whole", lambda: model_of(space, clock)), space, pins, asked, clock, known, written)
+        _enumerate_choices(space, asked, clock, 1.0)
+    found = search_model(shared.model("whole", lambda: price_model(space, clock)), space, pins, asked, clock, known, written)
     assert found is not None
     return found
 
 
-def _many_axes(machine: Machine) -> bool:
+def _has_many_axes(machine: Machine) -> bool:
     return sum(size > 1 for size in machine.mesh.sizes) > ALL_ORDERS and machine.overlaps
 
 
-def _too_many(space: Space) -> bool:
+def _has_too_many_choices(space: Space) -> bool:
     """Whether the problem over all choices is too large to be solved at once."""
-    return _many_axes(space.machine) and entries(space) > COARSE_ENTRIES
+    return _has_many_axes(space.machine) and table_entries(space) > COARSE_ENTRIES
 
 
-def _enumerate(space: Space, asked: SearchRequest, clock: Clock, share: float = ENUMERATION_SHARE) -> bool:
+def _enumerate_choices(space: Space, asked: SearchRequest, clock: StageClock, share: float = ENUMERATION_SHARE) -> bool:
     """Enumerates all strategies. False where the budget did not suffice and plans of merged axes can stand in."""
-    many = _many_axes(space.machine) and share < 1.0
+    many = _has_many_axes(space.machine) and share < 1.0
     meter = asked.budget.meter
     last = Budget(meter, math.inf)
     space.budget = asked.budget.share(share) if many else last
@@ -193,9 +193,9 @@ def _enumerate(space: Space, asked: SearchRequest, clock: Clock, share: float = 
     return True
 
 
-def _nearby(
-    space: Space, folding: Folding | None, pins: Pins, asked: SearchRequest, clock: Clock, known: list[ScheduledPlan], enumerated: bool
-) -> Found | None:  # fmt: skip
+def _search_nearby(
+    space: Space, folding: Folding | None, pins: Pins, asked: SearchRequest, clock: StageClock, known: list[ScheduledPlan], enumerated: bool
+) -> SearchResult | None:  # fmt: skip
     """The best plan near those of meshes with merged axes; None where none fits in memory.
 
     The search goes from plan to plan: operators may be split as in a baseline, too. The cheapest-choice floor and the aggregated-memory
@@ -212,14 +212,14 @@ def _nearby(
             bound = max(bound, aggregated_memory_bound(space, folding, asked.limit, asked.budget.share(SOLVE_SHARE)))
     least = min((timed.seconds for timed in known), default=math.inf)
     less = replace(asked, baselines=not enumerated, telemetry=asked.telemetry.within("merged axes"))
-    ways = list(mergings(space.machine, ALL_ORDERS))
-    plans, found, interrupted = _of_merged_axes(graph, ways, pins, less, bound, least, folding is not None)
-    merged = found.timed if found is not None else None
+    ways = list(axis_merges(space.machine, ALL_ORDERS))
+    plans, found, interrupted = _draft_merged_plans(graph, ways, pins, less, bound, least, folding is not None)
+    merged = found.scheduled_plan if found is not None else None
     reached = merged.seconds if merged is not None else math.inf
     start = merged.limits if merged is not None and reached < least else None
     plans = [*(timed.assignment for timed in known), *plans] if reached >= least else [*plans, *(timed.assignment for timed in known)]
     least = min(least, reached)
-    whole = enumerated and not interrupted and _over_all(space, merged, bound, asked)
+    whole = enumerated and not interrupted and _should_search_all(space, merged, bound, asked)
     clock.lap("merged")
     hurried = asked.budget.left < (1 - HURRIED_SHARE) * whole_budget
     written, by_hand = ScheduledBaselines(), list[Assignment]()
@@ -231,7 +231,7 @@ def _nearby(
                 raise
             interrupted = isinstance(reason, KeyboardInterrupt)
     plans = plans or by_hand
-    best: Found | None = None
+    best: SearchResult | None = None
     last = interrupted or not enumerated
     for number in range(COARSE_LOOKS + hurried if plans else 0):
         last = last or asked.budget.over
@@ -240,9 +240,9 @@ def _nearby(
         wanted = asked.baselines and not alone and (best is None or not best.baselines)
         inside = asked.telemetry.within("near")
         around = replace(asked, budget=budget, telemetry=inside, proves=whole and not alone, bounds=[bound], baselines=wanted)
-        part = only_plan(space, plans[0]) if alone else space if whole else near(space, [*plans, *by_hand])
+        part = restrict_to_plan(space, plans[0]) if alone else space if whole else one_axis_neighbourhood(space, [*plans, *by_hand])
         try:
-            looked = look(part, space, folding, pins, around, clock, known, written.unscheduled(), plans, start)
+            looked = search_part(part, space, folding, pins, around, clock, known, written.unscheduled(), plans, start)
         except InfeasibleError:
             break
         except (KeyboardInterrupt, BudgetExhausted, TimeLimitError) as reason:
@@ -256,9 +256,9 @@ def _nearby(
         if looked is None and part is space:
             whole = False
             continue
-        if looked is None or looked.timed is None or looked.plan is None:
+        if looked is None or looked.scheduled_plan is None or looked.searched_assignment is None:
             break
-        gained = looked.timed.seconds < least * (1 - GAIN)
+        gained = looked.scheduled_plan.seconds < least * (1 - GAIN)
         compared = looked if wanted or best is None else best
         best = looked if best is None or looked.seconds < best.seconds else best
         best = replace(best, baselines=compared.baselines, contradicted=compared.contradicted)
@@ -269,22 +269,22 @@ def _nearby(
             break
         if not gained or interrupted or last or looked.gap <= asked.gap or 2 * asked.budget.left < looking:
             break  # the next look takes as long as this one
-        plans, least, start = [looked.plan, *plans], looked.timed.seconds, looked.timed.limits
+        plans, least, start = [looked.searched_assignment, *plans], looked.scheduled_plan.seconds, looked.scheduled_plan.limits
     if best is None and interrupted:
         raise KeyboardInterrupt
     return replace(best, interrupted=interrupted) if best is not None else None
 
 
-def _over_all(space: Space, merged: ScheduledPlan | None, bound: float, asked: SearchRequest) -> bool:
+def _should_search_all(space: Space, merged: ScheduledPlan | None, bound: float, asked: SearchRequest) -> bool:
     """Whether the search over all choices promises a gain, and has the work for it."""
     if merged is None or merged.memory.peak > ROOMY * asked.limit or merged.seconds * (1 - WHOLE_GAP) <= bound:
         return False
-    return entries(space) <= min(WHOLE_ENTRIES, ENTRIES_PER_WORK * asked.budget.left)
+    return table_entries(space) <= min(WHOLE_ENTRIES, ENTRIES_PER_WORK * asked.budget.left)
 
 
-def _of_merged_axes(
+def _draft_merged_plans(
     graph: Graph, ways: Sequence[AxisMerge], pins: Pins, asked: SearchRequest, bound: float, least: float, folded: bool
-) -> tuple[list[Assignment], Found | None, bool]:  # fmt: skip
+) -> tuple[list[Assignment], SearchResult | None, bool]:  # fmt: skip
     """Draft plans of meshes with axes merged, the best first; the result of the best; and whether Ctrl-C ended that.
 
     Args:
@@ -294,7 +294,7 @@ def _of_merged_axes(
         folded: whether plans are of the folded graph, where they were searched so.
     """
     plans, interrupted = list[Assignment](), False
-    best: Found | None = None
+    best: SearchResult | None = None
     reached = math.inf
     for number, merging in enumerate(ways):
         left = asked.budget.left
@@ -306,7 +306,7 @@ def _of_merged_axes(
         budget = asked.budget.share(1 / (len(ways) - number + COARSE_LOOKS))
         less = replace(asked, budget=budget, proves=False, bounds=[], progress=None, draft=True)
         try:
-            found = _find(graph, merging.machine, merged, less, Clock(), Shared(), [])
+            found = _search_mesh(graph, merging.machine, merged, less, StageClock(), Shared(), [])
         except InfeasibleError:
             continue
         except (TimeLimitError, BudgetExhausted):
@@ -317,11 +317,11 @@ def _of_merged_axes(
             if not plans and least == math.inf:
                 raise
             return plans, best, True
-        if found.timed is not None and found.plan is not None:
-            plan = found.plan if folded else found.timed.assignment
-            better = found.timed.seconds < reached
+        if found.scheduled_plan is not None and found.searched_assignment is not None:
+            plan = found.searched_assignment if folded else found.scheduled_plan.assignment
+            better = found.scheduled_plan.seconds < reached
             plans.insert(0 if better else len(plans), merging.assignment(plan))
-            best, reached = (found, found.timed.seconds) if better else (best, reached)
+            best, reached = (found, found.scheduled_plan.seconds) if better else (best, reached)
         if interrupted := found.interrupted:
             break
     return plans, best, interrupted

@@ -20,7 +20,13 @@ from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.ilp.rematerialization import without_kept_memory
 from autopar.search.ilp.shared_reshards import SharingProblem
 from autopar.search.memory.memory_repair import CoverRows, solve_fixed
-from autopar.search.memory.reduced_limit import fitting, flip_recomputation, minimise_or_raise, out_of_budget, solve_restricted_plans
+from autopar.search.memory.reduced_limit import (
+    cross_over_plans,
+    flip_recomputation,
+    minimise_or_raise,
+    out_of_budget_error,
+    solve_until_fits,
+)
 from autopar.search.phases import Phase, run_phases
 from autopar.search.settings import (
     BOUND_ROUNDS,
@@ -56,14 +62,14 @@ from autopar.search.solving import solve
 from solvers import INTERRUPTED
 
 
-def close_enough(left_open: float, bound: float, most: float) -> float:
+def bound_solve_gap(open_gap: float, bound: float, reachable: float) -> float:
     """The gap at which a solve for a bound stops.
 
     Args:
-        left_open: the gap of the incumbent.
-        bound, most: seconds of the best bound, and of the bound that any weights can reach by the solutions so far.
+        open_gap: the gap of the incumbent.
+        bound, reachable: seconds of the best bound, and of the bound that any weights can reach by the solutions so far.
     """
-    return max(min(BOUND_SOLVE_GAP_SHARE * left_open, BOUND_SOLVE_GAP, BOUND_SOLVE_RISE_SHARE * (1 - bound / most)), CLOSE_GAP)
+    return max(min(BOUND_SOLVE_GAP_SHARE * open_gap, BOUND_SOLVE_GAP, BOUND_SOLVE_RISE_SHARE * (1 - bound / reachable)), CLOSE_GAP)
 
 
 class Search(SearchState):
@@ -90,22 +96,22 @@ class Search(SearchState):
         try:
             begin()
             solving = self.budget.meter.seconds
-            if self.left > 0:  # otherwise the best baseline is the answer
+            if self.work_left > 0:  # otherwise the best baseline is the answer
                 run_phases(BY_STEP if self.model.space.machine.overlaps else IN_SEQUENCE, self)
             self.settle_best()
         except (KeyboardInterrupt, BudgetExhausted) as reason:
             self.interrupted = isinstance(reason, KeyboardInterrupt)
-            if self.best is None or (self.interrupted and not self.fits):
+            if self.best is None or (self.interrupted and not self.has_fitting_plan):
                 raise
             self.settle_best()
         self.seconds = self.budget.meter.seconds - solving
-        short = self.best is None or self.best.memory.peak > self.limit
-        wanting = short or (self.short and not self.large and not self.long and self.reached > self.gap)
-        if self.folded and wanting and self.left > 0 and not self.interrupted:
+        is_short = self.best is None or self.best.memory.peak > self.limit
+        wanting = is_short or (self.short and not self.large and not self.long and self.open_gap > self.gap)
+        if self.is_folded and wanting and self.work_left > 0 and not self.interrupted:
             return False
-        if short and self.folded:
-            raise out_of_budget(self)
-        if short:
+        if is_short and self.is_folded:
+            raise out_of_budget_error(self)
+        if is_short:
             minimise_or_raise(self)
         return True
 
@@ -115,33 +121,33 @@ class Search(SearchState):
         exact = all(edge.readers <= 2 for edge in self.model.edges)
         found = self.solve(InSequence(), gap, proves=exact)
         if found is not None and found.memory.peak > self.limit:
-            fitting(self, InSequence(), gap)
+            solve_until_fits(self, InSequence(), gap)
 
     def share_reshards(self, budget: Budget) -> None:
         """Prices shared reshards exactly, by lazy constraints (``shared_reshards``). The last bound is the plan's."""
         sharing = SharingProblem(self.model, self.limit)
         nodes = len(self.model.nodes)
-        while not budget.over and self.reached > self.gap:
-            start = None if self.start is None else sharing.completed(self.start)
+        while not budget.over and self.open_gap > self.gap:
+            start = None if self.warm_start is None else sharing.completed(self.warm_start)
             solution = solve(sharing.problem(), budget, gap=self.gap, seed=self.seed, start=start)
             self.bound = max(self.bound, solution.bound * sharing.unit / (1 + TIES))
             if solution.choices is None:
                 return
             choices = solution.choices[:nodes]
             if self.offer(self.schedule(decode_assignment(self.model, choices), None, self.tries), solution.method):
-                self.start = choices
+                self.warm_start = choices
             underpaid = sharing.underpaid(choices)
             if not underpaid:
                 return
             sharing.exact += underpaid
 
     @property
-    def opening(self) -> bool:
+    def needs_recomputation(self) -> bool:
         """Whether the best plan without a limit does not fit, and recomputation is not in the model yet."""
         return self.again and self.plain is not None
 
     @property
-    def joint(self) -> bool:
+    def is_small_with_recomputation(self) -> bool:
         """Whether the problem stays small with recomputation in it."""
         return len(self.problem.edge_costs) <= JOINT_ENTRIES
 
@@ -161,9 +167,9 @@ class Search(SearchState):
         space, entries = self.model.space, len(self.problem.edge_costs)
         exact = build_model(space, recompute_times=EXACT_MOMENTS) if entries <= SMALL_ENTRIES else None
         if exact is not None and sum(edge.seconds.size for edge in exact.edges) <= JOINT_EXACT_ENTRIES:
-            self.model, self.start = exact, None
-        elif self.joint or not (self.fits or self.large):
-            self.model, self.start = build_model(space, recompute_times=1), None
+            self.model, self.warm_start = exact, None
+        elif self.is_small_with_recomputation or not (self.has_fitting_plan or self.large):
+            self.model, self.warm_start = build_model(space, recompute_times=1), None
         else:
             self.keeping, self.model = True, without_kept_memory(self.model)
         self.problem, self.unit = self.model.problem(self.limit)
@@ -172,32 +178,32 @@ class Search(SearchState):
 
     def cross_over(self, budget: Budget) -> None:
         """Recombines strategies of the solutions so far and of baselines, with less kept."""
-        solve_restricted_plans(self, self.prices, budget)
+        cross_over_plans(self, self.prices, budget)
 
     def learn_prices(self, budget: Budget) -> None:
         """Solves under prices learnt from simulation, each solve from the last solution, until solutions repeat or gain nothing."""
         prices = self.prices
         if self.best is not None and self.plain is None:
             prices = LearnedOverlap.first(self.slowdown).learn(self.best.schedule, self.best.slots)
-        begins = self.fits and not self.keeping and not self.folded and len(self.problem.edge_costs) > SMALL_ENTRIES
+        begins = self.has_fitting_plan and not self.keeping and not self.is_folded and len(self.problem.edge_costs) > SMALL_ENTRIES
         if begins and self.best is not None:
-            self.start = solve_fixed(self.model, self.problem, self.best.assignment, self.seed, self.budget)
+            self.warm_start = solve_fixed(self.model, self.problem, self.best.assignment, self.seed, self.budget)
         idle, seen = 0, list[np.ndarray]()
         for _ in range(PRICE_ROUNDS):
-            found = fitting(self, prices, CLOSE_GAP)
+            found = solve_until_fits(self, prices, CLOSE_GAP)
             if found is None or found.memory.peak > self.limit:
                 break
-            idle = 0 if self.gained else idle + 1
-            assert self.start is not None
-            if idle >= self.idle or self.spent() or any(np.array_equal(self.start, other) for other in seen):
+            idle = 0 if self.has_gained else idle + 1
+            assert self.warm_start is not None
+            if idle >= self.idle or self.is_done() or any(np.array_equal(self.warm_start, other) for other in seen):
                 break
-            seen.append(self.start)
+            seen.append(self.warm_start)
             before, prices = prices, prices.learn(found.schedule, found.slots)
             if prices == before:
                 break  # a schedule without collectives teaches nothing
         self.prices = prices
 
-    def prove(self, budget: Budget) -> None:
+    def raise_bound(self, budget: Budget) -> None:
         """Raises the surrogate bound: first under the weights of operators alone, then under those of the cutting planes.
 
         A huge problem skips the first, whose solve takes long. Solutions are plans to try as well. In a large problem or a long graph only
@@ -205,41 +211,41 @@ class Search(SearchState):
         """
         cuts = Master(self.model, self.slowdown)
         huge = len(self.problem.edge_costs) > HUGE_ENTRIES
-        center, idle, little, most = cuts.first_weights(), 0, HUGE_GAIN if huge else GAIN, math.inf
+        center, idle, little, reachable = cuts.first_weights(), 0, HUGE_GAIN if huge else GAIN, math.inf
         mixture = center
-        for model, choices in self.chosen:
+        for model, choices in self.solutions:
             if model is self.model:
                 cuts.add(Evaluation(model, choices))
         if cuts.evaluations and huge:
             mixture = blend(cuts.best_weights()[0], center, CUT_STEP)
         for number in range(BOUND_ROUNDS):
-            before, ask = self.aim, self.solve if number == 0 or not (self.large or self.long) else self.choose
-            left_open = 1 - self.aim / self.best.seconds if self.best is not None and self.fits else 1.0
-            found = ask(mixture, close_enough(left_open, self.aim, most), proves=True, limit=UNLIMITED if self.again else None)
-            if self.last is not None and self.last.message == INTERRUPTED:
+            before, ask = self.aim, self.solve if number == 0 or not (self.large or self.long) else self.solve_choices
+            open_gap = 1 - self.aim / self.best.seconds if self.best is not None and self.has_fitting_plan else 1.0
+            found = ask(mixture, bound_solve_gap(open_gap, self.aim, reachable), proves=True, limit=UNLIMITED if self.again else None)
+            if self.last_solution is not None and self.last_solution.message == INTERRUPTED:
                 raise KeyboardInterrupt
-            if found is None or self.start is None or self.left <= 0 or (self.spent() and not self.short) or budget.over:
+            if found is None or self.warm_start is None or self.work_left <= 0 or (self.is_done() and not self.short) or budget.over:
                 return
-            cuts.add(Evaluation(self.model, self.start))
+            cuts.add(Evaluation(self.model, self.warm_start))
             gained = self.aim > before * (1 + GAIN)
             if self.aim > before:
                 center = mixture
-            idle = 0 if gained or self.gained else idle + 1
-            wanted, most, _ = cuts.best_weights()
+            idle = 0 if gained or self.has_gained else idle + 1
+            wanted, reachable, _ = cuts.best_weights()
             patience = PATIENT_ROUNDS if self.plain is not None and not self.large else self.idle
-            settled = self.large and not self.folded and self.reached <= LOOSE_GAP
-            if settled or idle >= patience or most <= self.aim * (1 + little):
+            settled = self.large and not self.is_folded and self.open_gap <= LOOSE_GAP
+            if settled or idle >= patience or reachable <= self.aim * (1 + little):
                 return
             mixture = blend(wanted, center, CUT_STEP)
 
     @property
-    def _last_proofs(self) -> Budget:
+    def _last_proof_budget(self) -> Budget:
         """Budget of the last proofs: the work left, and a little beyond."""
-        return Budget(self.budget.meter, self.budget.ends + LAST_PROOF_SHARE * self.effort + LAST_PROOF_WORK)
+        return Budget(self.budget.meter, self.budget.ends + LAST_PROOF_SHARE * self.total_work + LAST_PROOF_WORK)
 
-    def rent(self, budget: Budget) -> None:
+    def price_memory(self, budget: Budget) -> None:
         """Raises the Lagrangian bound for memory, where no problem has both the limit and recomputation."""
-        if budget.left < DUAL_LEAST_SHARE * self.effort:
+        if budget.left < DUAL_LEAST_SHARE * self.total_work:
             return
         weights = self.weights if isinstance(self.weights, Multipliers) else Master(self.model, self.slowdown).first_weights()
         model = self.model
@@ -250,51 +256,56 @@ class Search(SearchState):
                 assert tied is not None, "operators that are alike run again alike"
                 model = tied
         times = [time for time in sorted(set(model.op_times.values())) if model.is_idle(time)]
-        enough = DUAL_ENOUGH * self.reached if self.fits else 0.0
+        enough = DUAL_ENOUGH * self.open_gap if self.has_fitting_plan else 0.0
         self.bound = max(self.bound, lagrangian_bound(model, weights.without_paths(), float(self.limit), times, budget, enough))
 
-    def polish(self, budget: Budget) -> None:
+    def search_limits(self, budget: Budget) -> None:
         """Tries more limits for the incumbent's schedule; of a deep graph first by extrapolation, then at full depth."""
         best = self.best
-        if best is not None and best is not self.polished and best.memory.peak <= self.limit and not self.draft and self.left > 0:
+        if best is not None and best is not self.polished and best.memory.peak <= self.limit and not self.draft and self.work_left > 0:
             deep = bool(self.model.short_samples(best.assignment))
             if deep:
-                self.offer(self._schedule(best.assignment, False, best.limits, tries=LAST_TRIES * self.tries), self.method)
+                self.offer(self._schedule(best.assignment, False, best.limits, tries=LAST_TRIES * self.tries), self.incumbent_method)
                 self.settle_best()
                 best = self.best or best
             more = LAST_TRIES_DEEP if deep else LAST_TRIES
-            self.offer(self._schedule(best.assignment, deep, best.limits, tries=more * self.tries), self.method)
+            self.offer(self._schedule(best.assignment, deep, best.limits, tries=more * self.tries), self.incumbent_method)
             self.polished = self.best
 
-    def settle_claims(self, budget: Budget) -> None:
+    def prove_claims(self, budget: Budget) -> None:
         """Proves for free layers the best bounds of tied ones, if that does not go far beyond the effort."""
-        if self._last_proofs.left < LAST_PROOF_SOLVES * self.proving:
+        if self._last_proof_budget.left < LAST_PROOF_SOLVES * self.proving:
             self.claims.clear()
         least = GAIN if self.long else SLIGHT_GAIN
         for bound, optimum, weights, choices in sorted(self.claims, key=lambda claim: claim[0], reverse=True)[:PROVED_CLAIMS]:
             if bound > self.bound * (1 + least):
-                turn = self.budget.at_most(min(self.left, SOLVE_SHARE * self.effort)).at_least(1.0)
+                turn = self.budget.at_most(min(self.work_left, SOLVE_SHARE * self.total_work)).at_least(1.0)
                 self.bound = max(self.bound, self.model.prove_bound(weights, bound, optimum, turn, choices))
         self.claims.clear()
 
 
 IN_SEQUENCE: tuple[Phase[Search], ...] = (
     Phase("exact solve", 1.0, lambda s: True, Search.solve_in_sequence),
-    Phase("shared reshards", 1.0, lambda s: s.reached > s.gap, Search.share_reshards),
+    Phase("shared reshards", 1.0, lambda s: s.open_gap > s.gap, Search.share_reshards),
 )
 """Phases under the communication model, where nothing overlaps."""
 
 BY_STEP: tuple[Phase[Search], ...] = (
     Phase("free plan", 1.0, lambda s: s.again, Search.solve_free),
-    Phase("crossover", 0.4, lambda s: s.opening and not s.joint and (s.large or not s.fits), Search.cross_over),
-    Phase("recomputation", 1.0, lambda s: s.opening, Search.allow_recomputation),
+    Phase(
+        "crossover",
+        0.4,
+        lambda s: s.needs_recomputation and not s.is_small_with_recomputation and (s.large or not s.has_fitting_plan),
+        Search.cross_over,
+    ),
+    Phase("recomputation", 1.0, lambda s: s.needs_recomputation, Search.allow_recomputation),
     Phase("learned prices", 1.0, lambda s: True, Search.learn_prices),
-    Phase("memory dual", 0.35, lambda s: s.proves and s.keeping and s.reached > TIGHT_GAP, Search.rent),
-    Phase("surrogate bound", 0.5, lambda s: s.proves and (s.left > 0 or s.best is None), Search.prove),
-    Phase("memory dual", 0.35, lambda s: s.proves and s.folded and s.short, Search.rent),
-    Phase("decomposition", 1.0, lambda s: bool(s.claims), Search.settle_claims),
-    Phase("crossover", 0.65, lambda s: s.folded and s.short, Search.cross_over),
-    Phase("recomputation flips", 0.5, lambda s: s.plain is not None and s.small and s.reached > s.gap, flip_recomputation),
-    Phase("limit search", 1.0, lambda s: True, Search.polish),
+    Phase("memory dual", 0.35, lambda s: s.proves and s.keeping and s.open_gap > TIGHT_GAP, Search.price_memory),
+    Phase("surrogate bound", 0.5, lambda s: s.proves and (s.work_left > 0 or s.best is None), Search.raise_bound),
+    Phase("memory dual", 0.35, lambda s: s.proves and s.is_folded and s.short, Search.price_memory),
+    Phase("decomposition", 1.0, lambda s: bool(s.claims), Search.prove_claims),
+    Phase("crossover", 0.65, lambda s: s.is_folded and s.short, Search.cross_over),
+    Phase("recomputation flips", 0.5, lambda s: s.plain is not None and s.small and s.open_gap > s.gap, flip_recomputation),
+    Phase("limit search", 1.0, lambda s: True, Search.search_limits),
 )
 """Phases under a model of time, in order."""

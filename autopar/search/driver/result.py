@@ -31,7 +31,7 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search.
 
     Args:
@@ -55,8 +55,8 @@ class Found:
         effort: see ``find_plan``.
         cut: whether the time limit cut the search off: with more time the plan may be another.
         used_up: whether the search spent all its work.
-        timed: the schedule with its assignment, for searches that follow.
-        plan: the assignment as it was searched: of the folded graph where equal layers are folded.
+        scheduled_plan: the schedule with its assignment, for searches that follow.
+        searched_assignment: the assignment as it was searched: of the folded graph where equal layers are folded.
         tied_seconds: increase of the objective over the best plan found, for equal layers to lie alike.
     """
 
@@ -83,8 +83,8 @@ class Found:
     effort: str = "normal"
     cut: bool = False
     used_up: bool = False
-    timed: ScheduledPlan | None = None
-    plan: Assignment | None = None
+    scheduled_plan: ScheduledPlan | None = None
+    searched_assignment: Assignment | None = None
 
 
 @dataclass
@@ -112,14 +112,14 @@ class Shared:
             self.models[kind] = make()
         return self.models[kind]
 
-    def took(self, found: Found) -> Found:
+    def remember(self, found: SearchResult) -> SearchResult:
         """Keeps the plan of a result for searches that follow, and returns the result."""
-        if found.timed is not None:
-            self.known.append(found.timed)
+        if found.scheduled_plan is not None:
+            self.known.append(found.scheduled_plan)
         return found
 
 
-class Clock:
+class StageClock:
     """CPU seconds (of this process and its finished children) of each stage."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from autopar.search.bounds.surrogate import floor_of_model
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import BudgetExhausted, Space
 from autopar.search.driver.phase_table import Search
-from autopar.search.driver.result import Baseline, Clock, Found
+from autopar.search.driver.result import Baseline, SearchResult, StageClock
 from autopar.search.driver.state import SearchRequest
 from autopar.search.fixing.tie_layers import tie_equal_layers
 from autopar.search.folding.fold import Folding
@@ -29,9 +29,9 @@ from autopar.search.settings import PROOF
 
 
 def search_model(
-    model: Model, space: Space, pins: Pins, asked: SearchRequest, clock: Clock, known: list[ScheduledPlan], written: ScheduledBaselines,
-    plans: Sequence[Assignment] = (), start: Limits | None = None,
-) -> Found | None:  # fmt: skip
+    model: Model, space: Space, pins: Pins, asked: SearchRequest, clock: StageClock, known: list[ScheduledPlan],
+    written: ScheduledBaselines, plans: Sequence[Assignment] = (), start: Limits | None = None,
+) -> SearchResult | None:  # fmt: skip
     """The result of the search on one model.
 
     A folded model prices memory roughly. If the memory limit decides, its result is not ``ended``, or None if nothing fits.
@@ -56,7 +56,7 @@ def search_model(
 
     def schedule_given(search: Search, budget: Budget) -> None:
         for number, plan in enumerate(plans):
-            if search.left > 0 or not search.fits:
+            if search.work_left > 0 or not search.has_fitting_plan:
                 search.offer(search.schedule(plan, None if number else start, tries=search.tries), "merged axes")
 
     beginning = (
@@ -67,9 +67,9 @@ def search_model(
 
     def begin() -> None:
         run_phases(beginning, search)
-        search.rivals = tuple(written.rivals.values())
+        search.baselines = tuple(written.rivals.values())
         clock.lap("baselines")
-        if search.left <= 0 and not search.fits:
+        if search.work_left <= 0 and not search.has_fitting_plan:
             words = f"enumerating and pricing choices took {priced:.1f} s before the search"
             what, hint = meter.used_up()
             raise TimeLimitError(f"{what}: {words}", hint)
@@ -82,7 +82,9 @@ def search_model(
     if not ended:
         known += [replace(search.best, assignment=model.unfold(search.best.assignment))] if search.best is not None else []
         asked.bounds.append(search.bound)
-        found = replace(_found(search, search.best, written, clock), ended=False) if search.best is not None and search.fits else None
+        found: SearchResult | None = None
+        if search.best is not None and search.has_fitting_plan:
+            found = replace(_make_result(search, search.best, written, clock), ended=False)
         written.unfold(model)
         return found
     ending = (
@@ -92,35 +94,35 @@ def search_model(
     run_phases(ending, search)
     clock.lap("solve")
     assert search.best is not None
-    best = _tied(search, search.best)
-    made, interrupted = put_together(lambda: _found(search, best, written, clock))
+    best = _tie_layers(search, search.best)
+    made, interrupted = put_together(lambda: _make_result(search, best, written, clock))
     return replace(made, interrupted=made.interrupted or interrupted)
 
 
-def look(
-    part: Space, space: Space, folding: Folding | None, pins: Pins, asked: SearchRequest, clock: Clock, known: list[ScheduledPlan],
+def search_part(
+    part: Space, space: Space, folding: Folding | None, pins: Pins, asked: SearchRequest, clock: StageClock, known: list[ScheduledPlan],
     written: ScheduledBaselines,
     plans: Sequence[Assignment], start: Limits | None,
-) -> Found | None:  # fmt: skip
+) -> SearchResult | None:  # fmt: skip
     """The result of the search in a part of a space; None where it did not end."""
-    free = model_of(part, clock)
+    free = price_model(part, clock)
     model = tie_model(free, folding) if folding is not None else free
     found = search_model(model, space, pins, asked, clock, known, written, plans, start) if model is not None else None
     return found if found is not None and found.ended else None
 
 
-def only_plan(space: Space, plan: Assignment) -> Space:
+def restrict_to_plan(space: Space, plan: Assignment) -> Space:
     """The space of one plan's choices, which takes no time to price."""
     return replace(space.restricted_to_plans([plan]), budget=None)
 
 
-def model_of(space: Space, clock: Clock) -> Model:
+def price_model(space: Space, clock: StageClock) -> Model:
     model = build_model(space)
     clock.lap("price")
     return model
 
 
-def _tied(search: Search, best: ScheduledPlan) -> ScheduledPlan:
+def _tie_layers(search: Search, best: ScheduledPlan) -> ScheduledPlan:
     """The incumbent with equal layers tied, if that costs next to nothing."""
     if "tied layers" in search.telemetry.skip:
         return best
@@ -132,7 +134,7 @@ def _tied(search: Search, best: ScheduledPlan) -> ScheduledPlan:
         return best
 
 
-def _found(search: Search, best: ScheduledPlan, written: ScheduledBaselines, clock: Clock) -> Found:
+def _make_result(search: Search, best: ScheduledPlan, written: ScheduledBaselines, clock: StageClock) -> SearchResult:
     """The result of a search whose plan is ``best``."""
     model, untied = search.model, search.best
     assert untied is not None
@@ -140,13 +142,13 @@ def _found(search: Search, best: ScheduledPlan, written: ScheduledBaselines, clo
     times, least = model.planned_graph.microbatches, floor_of_model(model)
     bound = min(bound_to_report(untied.seconds, search.bound, least), best.seconds)
     achieved = (best.seconds - bound) / best.seconds if best.seconds > 0 else 0.0
-    return Found(
+    return SearchResult(
         schedule, times * best.seconds, times * bound, achieved, "optimal" if achieved <= PROOF else "feasible",
-        search.seconds, search.method, model.space.optimizer, best.memory,
-        {name: _baseline(rival, search.limit, times) for name, rival in written.rivals.items()},
+        search.seconds, search.incumbent_method, model.space.optimizer, best.memory,
+        {name: _make_baseline(rival, search.limit, times) for name, rival in written.rivals.items()},
         written.contradicted, dict(model.space.unknown), search.sizes, clock.laps, search.interrupted, True,
         times * max(best.seconds - untied.seconds, 0.0), times * search.bound, times * least,
-        timed=replace(best, assignment=model.unfold(best.assignment)), plan=best.assignment,
+        scheduled_plan=replace(best, assignment=model.unfold(best.assignment)), searched_assignment=best.assignment,
     )  # fmt: skip
 
 
@@ -159,6 +161,6 @@ def bound_to_report(seconds: float, own: float, floor: float) -> float:
     return min(own if own <= seconds * (1 + PROOF) else floor, seconds)
 
 
-def _baseline(rival: ScheduledPlan, limit: int, times: int) -> Baseline:
+def _make_baseline(rival: ScheduledPlan, limit: int, times: int) -> Baseline:
     """A baseline for comparison. It is not run, so its schedule frees nothing."""
     return Baseline(rival.schedule, times * rival.seconds, rival.step_seconds, rival.memory, rival.memory.peak <= limit)

@@ -36,14 +36,14 @@ def tie_equal_layers(search: SearchState) -> ScheduledPlan | None:
     best, model = search.best, search.model
     if best is None or isinstance(model, TiedModel) or best.assignment.again or search.interrupted:
         return None
-    share = EQUAL if search.reached <= PROOF else TIED_LAYERS_SHARE
+    share = EQUAL if search.open_gap <= PROOF else TIED_LAYERS_SHARE
     communication = not model.space.machine.overlaps
     weights: Weights = InSequence() if communication else LearnedOverlap.first(search.slowdown).learn(best.schedule, best.slots)
     problem, _ = model.problem(search.limit, weights)
     candidates = tuple(_candidates(model.space.graph, best.assignment))
     whole = (replace(one, inputs={**best.assignment.inputs, **one.inputs}) for one in candidates)
     for wanted in (*whole, *(replace(one, strategies={}) for one in candidates)):
-        if search.left <= 0:
+        if search.work_left <= 0:
             break
         choices = solve_fixed(model, problem, wanted, search.seed, search.budget.at_least(1.0), gap=CLOSE_GAP)
         if choices is None:

@@ -35,29 +35,29 @@ from autopar.search.solving import solve
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CrossoverRequest:
     """The request of a crossover.
 
     Args:
         limit: bytes per rank.
-        moments: number of times of a recomputation that are told apart; 0: there is none.
+        recompute_times: number of times of a recomputation that are told apart; 0: there is none.
         tries: limits of the schedule passes that are tried for each solution.
         budget: work of all solves and schedules.
         shares: of the limit, that solutions may hold before they are scheduled.
-        first: the first plan that fits is enough.
+        stops_at_first: the first plan that fits is enough.
     """
 
     limit: int
-    moments: int
+    recompute_times: int
     tries: int
     seed: int
     budget: Budget
     shares: tuple[float, ...] = LIMIT_SHARES
-    first: bool = False
+    stops_at_first: bool = False
 
 
-def fit(
-    space: Space, plans: Sequence[Assignment], prices: LearnedOverlap, wanted: Wanted, folding: Folding | None = None,
+def solve_restricted(
+    space: Space, plans: Sequence[Assignment], prices: LearnedOverlap, request: CrossoverRequest, folding: Folding | None = None,
     best: ScheduledPlan | None = None,
 ) -> tuple[ScheduledPlan | None, LearnedOverlap]:  # fmt: skip
     """The best schedule found with the strategies of ``plans``, None without any; and the prices learnt from the last schedule.
@@ -70,68 +70,68 @@ def fit(
         best: the best schedule known.
     """
     alike = folding.representatives if folding is not None else None
-    model = build_model(space.restricted_to_plans(plans, alike), recompute_times=wanted.moments, alike=alike)
+    model = build_model(space.restricted_to_plans(plans, alike), recompute_times=request.recompute_times, alike=alike)
     if folding is not None:
         tied = tie_model(model, folding)
         if tied is None:
             return None, prices
         model = tied
-    keeping, optimistic = _Keeping(model, wanted), True
-    for share in wanted.shares:
-        found = keeping.run(prices, share, best)
+    problem, may_try_optimistic = RestrictedProblem(model, request), True
+    for share in request.shares:
+        found = problem.run(prices, share, best)
         if found is not None:
-            best = found if found.better(best, wanted.limit) else best
+            best = found if found.better(best, request.limit) else best
             prices = prices.learn(found.schedule, found.slots)
         other: ScheduledPlan | None = None
         if folding is None:
-            other = keeping.run(IsolatedOverlap(1.0, prices.slowdown), share, best)
-        elif optimistic and found is not None:
-            optimistic, other = False, keeping.run(LearnedOverlap.optimistic(prices.slowdown), share, best)
-        if other is not None and other.better(best, wanted.limit):
+            other = problem.run(IsolatedOverlap(1.0, prices.slowdown), share, best)
+        elif may_try_optimistic and found is not None:
+            may_try_optimistic, other = False, problem.run(LearnedOverlap.optimistic(prices.slowdown), share, best)
+        if other is not None and other.better(best, request.limit):
             best = other
             if folding is not None:
                 prices = prices.learn(other.schedule, other.slots)
-        if wanted.first and best is not None and best.memory.peak <= wanted.limit:
+        if request.stops_at_first and best is not None and best.memory.peak <= request.limit:
             break
     return best, prices
 
 
-class _Keeping:
+class RestrictedProblem:
     """One problem, solved under one share of the limit after another."""
 
-    def __init__(self, model: Model, wanted: Wanted) -> None:
-        self.model, self.wanted = model, wanted
-        self.reserves = CoverRows(model, wanted.limit, pairs=False)
+    def __init__(self, model: Model, request: CrossoverRequest) -> None:
+        self.model, self.request = model, request
+        self.reserves = CoverRows(model, request.limit, pairs=False)
         self.start: np.ndarray | None = None
 
     def run(self, prices: Weights, share: float, best: ScheduledPlan | None) -> ScheduledPlan | None:
         """The best schedule of solutions that hold ``share`` of the limit. It ends with the first that fits."""
-        model, wanted, found = self.model, self.wanted, None
-        problem, _ = model.problem(int(share * wanted.limit), prices)
+        model, request, found = self.model, self.request, None
+        problem, _ = model.problem(int(share * request.limit), prices)
         for _ in range(CROSSOVER_SOLVES):
-            if wanted.budget.over:
+            if request.budget.over:
                 break
             solution = solve(
-                self.reserves.applied(problem), wanted.budget.at_most(CROSSOVER_SOLVE_WORK), gap=CROSSOVER_GAP, seed=wanted.seed,
-                start=None if self.start is None else self.reserves.completed(self.start),
+                self.reserves.apply(problem), request.budget.at_most(CROSSOVER_SOLVE_WORK), gap=CROSSOVER_GAP, seed=request.seed,
+                start=None if self.start is None else self.reserves.complete(self.start),
             )  # fmt: skip
             if solution.choices is None:
                 if not self.reserves.ease():
                     break
                 continue
             self.start = solution.choices[: len(problem.node_ptr) - 1]
-            answer = self._scheduled(self.start, best)
-            found = answer if answer.better(found, wanted.limit) else found
-            if answer.memory.peak <= wanted.limit or not self.reserves.learn(problem, self.start, answer.samples):
+            answer = self._schedule(self.start, best)
+            found = answer if answer.better(found, request.limit) else found
+            if answer.memory.peak <= request.limit or not self.reserves.learn(problem, self.start, answer.samples):
                 break
         return found
 
-    def _scheduled(self, choices: np.ndarray, best: ScheduledPlan | None) -> ScheduledPlan:
-        model, wanted = self.model, self.wanted
+    def _schedule(self, choices: np.ndarray, best: ScheduledPlan | None) -> ScheduledPlan:
+        model, request = self.model, self.request
         assignment = decode_assignment(model, model.expand(choices))
         return best_schedule(
-            model.planned_graph, assignment, model.space.machine, model.space.optimizer, wanted.limit,
-            tries=wanted.tries * (FIRST_ANSWER_TRIES if best is None else 1),
+            model.planned_graph, assignment, model.space.machine, model.space.optimizer, request.limit,
+            tries=request.tries * (FIRST_ANSWER_TRIES if best is None else 1),
             start=best.limits if best is not None else None, beside=best.placed_seconds if best is not None else math.inf,
-            samples=model.short_samples(assignment) or (Sample(1.0, model.planned_graph, model.unfold(assignment)),), budget=wanted.budget,
+            samples=model.short_samples(assignment) or (Sample(1.0, model.planned_graph, model.unfold(assignment)),), budget=request.budget,
         )  # fmt: skip

@@ -24,7 +24,7 @@ from autopar.search.solving import solve
 from solvers import INFINITE, Problem
 
 
-def counted(problem: Problem, choices: np.ndarray, end: int) -> np.ndarray:
+def count_bytes(problem: Problem, choices: np.ndarray, end: int) -> np.ndarray:
     """Bytes that the problem counts at each time before ``end``, for one choice per node; shape [end]."""
     flat = problem.node_ptr[:-1] + choices
     counts = problem.item_ptr[flat + 1] - problem.item_ptr[flat]
@@ -35,14 +35,14 @@ def counted(problem: Problem, choices: np.ndarray, end: int) -> np.ndarray:
     return np.cumsum(change)[:end]
 
 
-def held_by_time(samples: Sequence[tuple[float, Schedule]], optimizer: str, times: Mapping[str, int]) -> np.ndarray:
+def measure_held_bytes(samples: Sequence[tuple[float, Schedule]], optimizer: str, times: Mapping[str, int]) -> np.ndarray:
     """The most bytes that schedules hold at each time of the problem: while an operator runs, and since the one before it."""
-    levels = [weight * _held_by_time(schedule, optimizer, times) for weight, schedule in samples]
+    levels = [weight * _measure_held_bytes(schedule, optimizer, times) for weight, schedule in samples]
     found: np.ndarray = np.rint(np.sum(levels, axis=0)).astype(np.int64)
     return found
 
 
-def _held_by_time(schedule: Schedule, optimizer: str, times: Mapping[str, int]) -> np.ndarray:
+def _measure_held_bytes(schedule: Schedule, optimizer: str, times: Mapping[str, int]) -> np.ndarray:
     time = max(times.values(), default=-1) + 1
     found = np.zeros(time + 1, dtype=np.int64)
     levels = held(schedule, optimizer)
@@ -62,16 +62,16 @@ class CoverRows:
     """
 
     def __init__(self, model: Model, limit: int, *, pairs: bool = True) -> None:
-        self.model, self.limit, self.paired, self.times = model, limit, pairs, model.op_times
-        self.bytes = np.zeros(len(model.space.graph.ops) + 1, dtype=np.int64)
-        self.solved = self.bytes
+        self.model, self.limit, self.counts_pairs, self.op_times = model, limit, pairs, model.op_times
+        self.reserved = np.zeros(len(model.space.graph.ops) + 1, dtype=np.int64)
+        self.last_solved = self.reserved
         self.pairs: dict[int, list[PairCost]] = {}
 
-    def applied(self, problem: Problem) -> Problem:
+    def apply(self, problem: Problem) -> Problem:
         """The problem with a node for each pair, and a node of one choice that uses the reserved bytes."""
         pairs = [pair for found in self.pairs.values() for pair in found]
-        edges = np.flatnonzero(np.diff(self.bytes, prepend=0, append=0))
-        free = [(int(begin), int(end), int(self.bytes[begin])) for begin, end in pairwise(edges) if self.bytes[begin] > 0]
+        edges = np.flatnonzero(np.diff(self.reserved, prepend=0, append=0))
+        free = [(int(begin), int(end), int(self.reserved[begin])) for begin, end in pairwise(edges) if self.reserved[begin] > 0]
         if not pairs and not free:
             return problem
         first = len(problem.node_ptr) - 1
@@ -96,10 +96,10 @@ class CoverRows:
             item_usage=np.concatenate([problem.item_usage, added[:, 2]]),
         )
 
-    def completed(self, choices: np.ndarray) -> np.ndarray:
+    def complete(self, choices: np.ndarray) -> np.ndarray:
         """The choices with those of the added nodes."""
         pairs = [pair for found in self.pairs.values() for pair in found]
-        if not pairs and not self.bytes.any():
+        if not pairs and not self.reserved.any():
             return choices
         return np.append(choices, [*(pair.least_choice(choices) for pair in pairs), 0])
 
@@ -111,27 +111,27 @@ class CoverRows:
             samples: schedules of the solution, with their weights (``ScheduledPlan.samples``).
         """
         space = self.model.space
-        real = held_by_time(samples, space.optimizer, self.times)
-        known = counted(self.applied(problem), self.completed(choices), len(real)) - self.bytes
+        real = measure_held_bytes(samples, space.optimizer, self.op_times)
+        known = count_bytes(self.apply(problem), self.complete(choices), len(real)) - self.reserved
         over = real > self.limit
         learnt = False
-        self.solved = self.bytes
-        for time in np.flatnonzero(over).tolist() if self.paired else ():
-            if time not in self.pairs and time < len(self.bytes) - 1:
-                self.pairs[time] = find_pairs(self.model, choices, time, self.times)
+        self.last_solved = self.reserved
+        for time in np.flatnonzero(over).tolist() if self.counts_pairs else ():
+            if time not in self.pairs and time < len(self.reserved) - 1:
+                self.pairs[time] = find_pairs(self.model, choices, time, self.op_times)
                 learnt |= bool(self.pairs[time])
         if learnt:
             return True
         step = max(self.limit // RESERVE_GRAIN, 1)
         missing = -(-(real - known) // step) * step
-        self.bytes = np.where(over, np.maximum(missing, self.bytes), self.bytes)
-        return bool((self.bytes > self.solved).any())
+        self.reserved = np.where(over, np.maximum(missing, self.reserved), self.reserved)
+        return bool((self.reserved > self.last_solved).any())
 
     def ease(self) -> bool:
         """Halves the last increase of the reserve, which left no solution. Whether that changes anything."""
-        before = self.bytes
-        self.bytes = (self.solved + self.bytes) // 2
-        return bool((before - self.bytes > self.limit // RESERVE_GRAIN).any())
+        before = self.reserved
+        self.reserved = (self.last_solved + self.reserved) // 2
+        return bool((before - self.reserved > self.limit // RESERVE_GRAIN).any())
 
 
 def solve_fixed(

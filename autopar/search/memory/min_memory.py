@@ -26,7 +26,7 @@ from autopar.search.solving import solve
 from solvers import INFINITE, Problem, Status
 
 
-def smallest(
+def minimise_peak(
     model: Model, problem: Problem, limit: int, seed: int, rivals: Sequence[ScheduledPlan], proved: bool, budget: Budget
 ) -> tuple[ScheduledPlan, int]:  # fmt: skip
     """The plan of least peak memory found, and bytes below which there is no plan.
@@ -38,13 +38,13 @@ def smallest(
         proved: no plan fits in ``limit``.
         budget: work of all solves and schedules.
     """
-    light = _light(model, problem)
+    light = _byte_time_problem(model, problem)
     plans = [rival.assignment for rival in rivals]
-    held = solve(light, _turn(budget, LEAST_MEMORY_FIRST_WORK), gap=LEAST_MEMORY_GAP, seed=seed).choices
+    held = solve(light, _solve_budget(budget, LEAST_MEMORY_FIRST_WORK), gap=LEAST_MEMORY_GAP, seed=seed).choices
     if held is not None:
         plans.append(decode_assignment(model, held))
     assert plans, "without a limit every graph has a plan"
-    best = min((_measured(model, plan, limit, budget) for plan in plans), key=lambda timed: timed.memory.peak)
+    best = min((_schedule_lean(model, plan, limit, budget) for plan in plans), key=lambda timed: timed.memory.peak)
     ruled_out = low = limit if proved else 0
     target = limit
     for _ in range(LEAST_MEMORY_STEPS):
@@ -52,7 +52,7 @@ def smallest(
             break
         if low or proved:
             target = (max(low, limit) + best.memory.peak) // 2
-        found, out = _at_most(model, light, target, limit, seed, budget)
+        found, out = _minimise_under(model, light, target, limit, seed, budget)
         if out:
             ruled_out = max(ruled_out, target)
         if found is None or found.memory.peak >= best.memory.peak:
@@ -62,13 +62,13 @@ def smallest(
     return best, ruled_out
 
 
-def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int, budget: Budget) -> tuple[ScheduledPlan | None, bool]:
+def _minimise_under(model: Model, light: Problem, target: int, limit: int, seed: int, budget: Budget) -> tuple[ScheduledPlan | None, bool]:
     """The smallest plan found under the limit ``target``, and whether the problem has no solution there."""
     reserves, best = CoverRows(model, target), None
     problem = replace(light, limit=target)
     for _ in range(LEAST_MEMORY_SOLVES):
-        asked = reserves.applied(problem)
-        solution = solve(asked, _turn(budget, LEAST_MEMORY_SOLVE_WORK), gap=0.05, seed=seed)
+        asked = reserves.apply(problem)
+        solution = solve(asked, _solve_budget(budget, LEAST_MEMORY_SOLVE_WORK), gap=0.05, seed=seed)
         if solution.choices is None:
             if asked is problem:
                 return best, solution.status is Status.INFEASIBLE
@@ -76,7 +76,7 @@ def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int, b
                 break
             continue
         choices = solution.choices[: len(model.nodes)]
-        found = _measured(model, decode_assignment(model, choices), limit, budget)
+        found = _schedule_lean(model, decode_assignment(model, choices), limit, budget)
         if best is None or found.memory.peak < best.memory.peak:
             best = found
         if found.memory.peak <= target or not reserves.learn(problem, choices, found.samples):
@@ -84,16 +84,16 @@ def _at_most(model: Model, light: Problem, target: int, limit: int, seed: int, b
     return best, False
 
 
-def _turn(budget: Budget, most: float) -> Budget:
+def _solve_budget(budget: Budget, most: float) -> Budget:
     return budget.at_most(most).at_least(LEAST_MEMORY_LAST_WORK)
 
 
-def _measured(model: Model, assignment: Assignment, limit: int, budget: Budget) -> ScheduledPlan:
+def _schedule_lean(model: Model, assignment: Assignment, limit: int, budget: Budget) -> ScheduledPlan:
     space = model.space
     return best_schedule(space.graph, assignment, space.machine, space.optimizer, limit, start=LEAN, tries=0, budget=budget)
 
 
-def _light(model: Model, problem: Problem) -> Problem:
+def _byte_time_problem(model: Model, problem: Problem) -> Problem:
     """The problem whose cost is bytes times life, summed over all memory items, without a limit."""
     weight = np.concatenate(model.extra_byte_times)
     scale = 2.0**50 / max(float(weight.max()), 1.0) / len(model.nodes)
@@ -101,26 +101,26 @@ def _light(model: Model, problem: Problem) -> Problem:
     return replace(problem, costs=costs, edge_costs=np.where(problem.edge_costs >= INFINITE, INFINITE, 0), limit=None)
 
 
-def infeasible(least: Memory, limit: int, ruled_out: int) -> InfeasibleError:
+def infeasible_error(least: Memory, limit: int, ruled_out: int) -> InfeasibleError:
     """The error that names the least memory known to do, the least not ruled out, and the biggest tensors at the peak.
 
     Args:
         ruled_out: bytes in which no plan fits.
     """
-    items = ", ".join(f"{name} {readable(size)}" for name, size in least.biggest[:5])
+    items = ", ".join(f"{name} {readable_bytes(size)}" for name, size in least.biggest[:5])
     held = ("parameters", "gradients", "optimizer", "activations")
-    parts = ", ".join(f"{name} {readable(getattr(least, name))}" for name in held)
-    proved = f"; none fits in {readable(ruled_out)}" if ruled_out > limit else ""
+    parts = ", ".join(f"{name} {readable_bytes(getattr(least, name))}" for name in held)
+    proved = f"; none fits in {readable_bytes(ruled_out)}" if ruled_out > limit else ""
+    refused = f"no plan {'fits' if ruled_out >= limit else 'was found that fits'} in {readable_bytes(limit)} a rank"
     error = InfeasibleError(
-        f"no plan {'fits' if ruled_out >= limit else 'was found that fits'} in {readable(limit)} a rank{proved}; the least known to do is "
-        f"{readable(least.peak)} ({parts}); biggest at its peak (at {least.at}): {items}",
+        f"{refused}{proved}; the least known to do is {readable_bytes(least.peak)} ({parts}); biggest at its peak (at {least.at}): {items}",
         f"allow at least {least.peak} bytes (--memory), use a larger mesh, a smaller batch, or another optimizer",
     )
     error.least = least.peak
     return error
 
 
-def readable(size: int) -> str:
+def readable_bytes(size: int) -> str:
     """Bytes with a binary unit."""
     value, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):

@@ -19,7 +19,7 @@ from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.ilp.rematerialization import without_kept_memory
-from autopar.search.memory.min_memory import infeasible, readable, smallest
+from autopar.search.memory.min_memory import infeasible_error, minimise_peak, readable_bytes
 from autopar.search.settings import (
     CROSSOVER_GAP,
     CROSSOVER_PASSES,
@@ -34,98 +34,98 @@ from autopar.search.solving import solve
 from solvers import Status
 
 
-def fitting(trials: SearchState, weights: Weights, gap: float) -> ScheduledPlan | None:
+def solve_until_fits(search: SearchState, weights: Weights, gap: float) -> ScheduledPlan | None:
     """Solves until a solution fits as a schedule. The last schedule found; None without a solution."""
     found, gained = None, False
     for _ in range(FITTING_SOLVES):
-        answer = trials.solve(weights, gap)
-        gained |= trials.gained
+        answer = search.solve(weights, gap)
+        gained |= search.has_gained
         found = answer or found
         if answer is None:
-            if not trials.reserves.ease():
+            if not search.reserves.ease():
                 break
-        elif trials.keeping or trials.folded or answer.memory.peak <= trials.limit or not _learn(trials, answer):
+        elif search.keeping or search.is_folded or answer.memory.peak <= search.limit or not _reserve_excess(search, answer):
             break
-        if trials.left <= 0:
+        if search.work_left <= 0:
             break
-    trials.gained = gained
+    search.has_gained = gained
     return found
 
 
-def _learn(trials: SearchState, answer: ScheduledPlan) -> bool:
+def _reserve_excess(search: SearchState, answer: ScheduledPlan) -> bool:
     """Adds to the cover rows what a schedule holds beyond the limit. Whether they ask for more than before."""
-    assert trials.start is not None
-    return trials.reserves.learn(trials.problem, trials.start, answer.samples)
+    assert search.warm_start is not None
+    return search.reserves.learn(search.problem, search.warm_start, answer.samples)
 
 
-def solve_restricted_plans(trials: SearchState, prices: LearnedOverlap, budget: Budget) -> None:
+def cross_over_plans(search: SearchState, prices: LearnedOverlap, budget: Budget) -> None:
     """Crossover of the answers so far with the baselines, repeated while it gains.
 
     Each further round adds an answer under the prices that the round before has learnt. Its problem does not count tensors that may be
     recomputed.
     """
-    model = trials.model
-    written = [rival.assignment for rival in trials.rivals if not rival.assignment.again and model.space.offers(rival.assignment)]
-    light = without_kept_memory(model) if trials.apart else model
+    model = search.model
+    written = [rival.assignment for rival in search.baselines if not rival.assignment.again and model.space.offers(rival.assignment)]
+    light = without_kept_memory(model) if search.apart else model
     shares: tuple[float, ...] = LIMIT_SHARES
-    if trials.large and trials.apart:
-        prices = _without_kept(trials, light, prices, budget)
-        if trials.draft and trials.best is not None and trials.best.memory.peak <= trials.limit:
+    if search.large and search.apart:
+        prices = _add_light_answers(search, light, prices, budget)
+        if search.draft and search.best is not None and search.best.memory.peak <= search.limit:
             return
     estimate: ScheduledPlan | None = None
     for _ in range(CROSSOVER_PASSES):
-        trials.gained = False
-        found, prices = trials.kept((*trials.answers, *written), prices, budget, shares, estimate)
-        if found is None or not trials.gained or trials.draft or budget.over:
+        search.has_gained = False
+        found, prices = search.recombine((*search.answers, *written), prices, budget, shares, estimate)
+        if found is None or not search.has_gained or search.draft or budget.over:
             break
         shares, estimate = LIMIT_SHARES[:1], found if found.estimated else None
-        answer = _answer(trials, light, prices, int(LIMIT_SHARES[0] * trials.limit), CROSSOVER_GAP, budget)
+        answer = _solve_within(search, light, prices, int(LIMIT_SHARES[0] * search.limit), CROSSOVER_GAP, budget)
         if answer is None:
             break
-        trials.answers.append(answer)
+        search.answers.append(answer)
 
 
-def _answer(trials: SearchState, light: Model, prices: Weights, limit: int, gap: float, budget: Budget) -> Assignment | None:
+def _solve_within(search: SearchState, light: Model, prices: Weights, limit: int, gap: float, budget: Budget) -> Assignment | None:
     """The solution of a problem within ``limit`` bytes per rank; None without one."""
     problem, _ = light.problem(limit, prices)
-    turn = budget.at_most(SOLVE_SHARE * trials.effort).at_least(1.0)
-    choices = solve(problem, turn, gap=gap, seed=trials.seed, patient=False).choices
+    turn = budget.at_most(SOLVE_SHARE * search.total_work).at_least(1.0)
+    choices = solve(problem, turn, gap=gap, seed=search.seed, patient=False).choices
     return None if choices is None else decode_assignment(light, light.expand(choices))
 
 
-def _without_kept(trials: SearchState, light: Model, prices: LearnedOverlap, budget: Budget) -> LearnedOverlap:
+def _add_light_answers(search: SearchState, light: Model, prices: LearnedOverlap, budget: Budget) -> LearnedOverlap:
     """Answers that fit if everything that may be recomputed is, each under the prices learnt from the one before. Returns the last prices.
 
     Where kept tensors alone do not fit, answers without a limit say little of how parameters are to be split.
     """
-    graph, machine, limit = light.space.graph, light.space.machine, int(LIMIT_SHARES[0] * trials.limit)
+    graph, machine, limit = light.space.graph, light.space.machine, int(LIMIT_SHARES[0] * search.limit)
     for _ in range(LIGHT_ANSWERS):
-        answer = _answer(trials, light, prices, limit, LIGHT_GAP, budget)
-        if answer is None or answer in trials.answers or budget.over:
+        answer = _solve_within(search, light, prices, limit, LIGHT_GAP, budget)
+        if answer is None or answer in search.answers or budget.over:
             break
-        trials.answers.append(answer)
+        search.answers.append(answer)
         leaner = recompute(graph, answer, full_policy(graph), machine)
-        found = trials.schedule(leaner, None, tries=trials.tries)
+        found = search.schedule(leaner, None, tries=search.tries)
         prices = prices.learn(found.schedule, found.slots)
-        if found.memory.peak > trials.limit:
-            limit -= found.memory.peak - trials.limit
-        elif not trials.offer(found, "auto"):
+        if found.memory.peak > search.limit:
+            limit -= found.memory.peak - search.limit
+        elif not search.offer(found, "auto"):
             break
     return prices
 
 
-def flip_recomputation(trials: SearchState, budget: Budget) -> None:
+def flip_recomputation(search: SearchState, budget: Budget) -> None:
     """Hill climbing over the set of recomputed operators, in the best plan without a limit.
 
     A move adds or removes one or two operators. It begins with the set of the incumbent, with none and with all. The problem counts other
     bytes than a schedule holds, so a set between two solutions may fit.
     """
-    space, plain = trials.model.space, trials.plain
+    space, plain = search.model.space, search.plain
     assert plain is not None
     names = [op.name for op in space.graph.ops if op.phase == "forward" and not why_once(op)]
     changes = [frozenset(some) for count in (1, 2) for some in combinations(names, count)][:FLIPS]
     seen: set[frozenset[str]] = set()
-    known = trials.best.assignment.again if trials.best is not None else frozenset()
+    known = search.best.assignment.again if search.best is not None else frozenset()
     for start in dict.fromkeys((known, frozenset[str](), frozenset(names))):
         chosen: frozenset[str] | None = start
         while chosen is not None:
@@ -136,35 +136,36 @@ def flip_recomputation(trials: SearchState, budget: Budget) -> None:
                 if len(seen) >= FLIPS or budget.over:
                     return
                 seen.add(some)
-                found = trials.schedule(recompute(space.graph, plain.assignment, some, space.machine), None, tries=0)
-                trials.offer(found, "auto")
-                if trials.best is found:
+                found = search.schedule(recompute(space.graph, plain.assignment, some, space.machine), None, tries=0)
+                search.offer(found, "auto")
+                if search.best is found:
                     chosen = some
                     break
 
 
-def minimise_or_raise(trials: SearchState) -> None:
+def minimise_or_raise(search: SearchState) -> None:
     """Offers the plan of least memory, in case it fits.
 
     Raises:
         InfeasibleError: no plan was found that fits.
         TimeLimitError: the budget ended before there was any plan.
     """
-    last = trials.last
-    if trials.best is None and last is not None and last.status is Status.UNKNOWN and last.smallest_limit is None:
-        raise out_of_budget(trials)
-    known = (*trials.rivals, *([] if trials.best is None else [trials.best]))
-    found, bound = smallest(trials.model, trials.problem, trials.limit, trials.seed, known, trials.proved, trials.budget)
-    trials.offer(found, "least memory")
-    assert trials.best is not None
-    if trials.best.memory.peak > trials.limit:
-        raise infeasible(trials.best.memory, trials.limit, bound)
+    last = search.last_solution
+    if search.best is None and last is not None and last.status is Status.UNKNOWN and last.smallest_limit is None:
+        raise out_of_budget_error(search)
+    known = (*search.baselines, *([] if search.best is None else [search.best]))
+    found, bound = minimise_peak(search.model, search.problem, search.limit, search.seed, known, search.proved, search.budget)
+    search.offer(found, "least memory")
+    assert search.best is not None
+    if search.best.memory.peak > search.limit:
+        raise infeasible_error(search.best.memory, search.limit, bound)
 
 
-def out_of_budget(trials: SearchState) -> TimeLimitError:
+def out_of_budget_error(search: SearchState) -> TimeLimitError:
     """The error of a search whose budget ended without a plan that fits."""
-    what, hint = trials.budget.meter.used_up()
-    if trials.best is not None:
-        fits = f"no plan that fits in {readable(trials.limit)} per rank, where the least found takes {readable(trials.best.memory.peak)},"
+    what, hint = search.budget.meter.used_up()
+    if search.best is not None:
+        least = readable_bytes(search.best.memory.peak)
+        fits = f"no plan that fits in {readable_bytes(search.limit)} per rank, where the least found takes {least},"
         what = what.replace("no plan", fits, 1)
     return TimeLimitError(what, f"{hint}, or more memory")
