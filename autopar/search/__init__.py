@@ -2,6 +2,7 @@
 
 phases       a phase is a row: name, share of the work, condition, function; a loop runs and records them
 telemetry    what each phase did: work, CPU seconds, step and bound before and after
+thresholds   sizes at which the search changes its method, as one value; tests lower them
 settings     the numbers that steer the search: unit, meaning, and the case that set them
 solving      solves within a budget: the one place that calls the solvers
 driver       find_plan, the search on one model, the table of its phases, their state, the result
@@ -22,5 +23,6 @@ from autopar.search.driver.result import Baseline, SearchResult, Shared
 from autopar.search.driver.state import Progress
 from autopar.search.settings import PROOF
 from autopar.search.telemetry import PhaseRecord
+from autopar.search.thresholds import Thresholds
 
-__all__ = ["PROOF", "Baseline", "PhaseRecord", "Progress", "SearchResult", "Shared", "find_plan"]
+__all__ = ["PROOF", "Baseline", "PhaseRecord", "Progress", "SearchResult", "Shared", "Thresholds", "find_plan"]

@@ -66,7 +66,7 @@ class ScheduledBaselines:
         for name in names:
             self.rivals[name] = search.confirm(self.rivals[name])
             search.offer(self.rivals[name], "baseline")
-        if search.long and names:
+        if search.size.is_long and names:
             self.rivals[names[0]] = search.improve_order(self.rivals[names[0]], 1)
 
     def _schedule(self, search: SearchState, space: Space, pins: Pins, may_recompute: bool) -> None:
@@ -77,7 +77,7 @@ class ScheduledBaselines:
                 break
             least = min((rival.placed_seconds for rival in rivals.values() if rival.memory.peak <= search.limit), default=math.inf)
             rivals[name] = search.schedule(assignment, None, tries=0, beside=least)
-        few = search.large or search.long
+        few = search.size.is_large or search.size.is_long
         if not few:
             self._tune(search, len(rivals), separately=may_recompute)
         if may_recompute:
@@ -107,7 +107,7 @@ class ScheduledBaselines:
         for name in _sorted_by_worth(self.rivals, search.limit)[:count]:
             limits = best.limits if best is not None else None
             beside = best.placed_seconds if best is not None else math.inf
-            found = search.schedule(self.rivals[name].assignment, limits, search.tries, beside)
+            found = search.schedule(self.rivals[name].assignment, limits, search.size.tries, beside)
             self.rivals[name] = found
             best = found if not separately and found.better(best, search.limit) else best
 
@@ -138,7 +138,7 @@ def _recomputing_variants(rivals: Mapping[str, ScheduledPlan], search: SearchSta
         for policy, leaner in apply_policies(graph, plan, model.space.machine):
             if search.work_left <= 0:
                 return found
-            tried = search.schedule(leaner, None, tries=0 if search.large else search.tries)
+            tried = search.schedule(leaner, None, tries=0 if search.size.is_large else search.size.tries)
             found[f"{name}+{policy}"] = tried
             if tried.memory.peak <= limit:
                 best = min(best, tried.seconds)

@@ -31,20 +31,17 @@ from autopar.search.driver.state import Progress, SearchRequest
 from autopar.search.folding.fold import Folding, fold_layers
 from autopar.search.folding.tied_model import tie_model
 from autopar.search.settings import (
-    COARSE_ENTRIES,
     COARSE_LOOKS,
-    ENTRIES_PER_WORK,
     ENUMERATION_SHARE,
     GAIN,
     HURRIED_SHARE,
     PROOF,
-    ROOMY,
     SOLVE_SHARE,
     USED_UP_SHARE,
     WHOLE_ENTRIES,
-    WHOLE_GAP,
 )
 from autopar.search.telemetry import Telemetry
+from autopar.search.thresholds import USUAL_THRESHOLDS, Thresholds
 from autopar.sharding import ALL_ORDERS
 from cost_models import Machine
 from solvers import TooLargeError
@@ -68,6 +65,7 @@ def find_plan(
     effort_share: float = 1.0,
     shared: Shared | None = None,
     skip: Set[str] = frozenset(),
+    thresholds: Thresholds = USUAL_THRESHOLDS,
 ) -> SearchResult:
     """The fastest schedule of ``graph`` on ``machine`` within ``memory_bytes`` per rank (default: the hardware's memory).
 
@@ -82,6 +80,7 @@ def find_plan(
         effort_share: part of the effort's work for this search, where several searches make one plan.
         shared: spaces, models and plans of earlier searches under other limits; this search adds its own.
         skip: names of phases that are left out, for ablation.
+        thresholds: sizes at which the search changes its method; others than the usual ones are for tests.
 
     Raises:
         UsageError: a pin names nothing or is illegal, or tensors are too large to be counted.
@@ -93,7 +92,9 @@ def find_plan(
     meter = Meter(time_limit)
     telemetry = Telemetry(meter, frozenset(skip))
     budget = Budget(meter, WORK_SECONDS[check_effort(effort)] * effort_share)
-    asked = SearchRequest(limit, steps, budget, PROOF if gap is None else gap, seed, progress, baselines, recompute, telemetry)
+    asked = SearchRequest(
+        limit, steps, budget, PROOF if gap is None else gap, seed, progress, baselines, recompute, telemetry, thresholds=thresholds
+    )
     pins = resolve_pins(graph, machine.mesh, constraints or {})
     clock = StageClock()
     shared = shared or Shared()
@@ -129,10 +130,10 @@ def _search_mesh(
     if folding is not None and kept is not None:
         space = shared.space("folded", lambda: Space(folding.graph, machine, asked.optimizer, kept))
         enumerated = _enumerate_choices(space, asked, clock)
-        if not enumerated or _has_too_many_choices(space):
+        if not enumerated or _has_too_many_choices(space, asked):
             found = _search_nearby(space, folding, pins, asked, clock, known, enumerated)
         else:
-            model = tie_model(shared.model("folded", lambda: price_model(space, clock)), folding)
+            model = tie_model(shared.model("folded", lambda: price_model(space, clock)), folding, asked.thresholds)
             inside = replace(asked, telemetry=asked.telemetry.within("folded"))
             found = search_model(model, space, pins, inside, clock, known, written) if model is not None else None
         if found is not None and found.ended:
@@ -152,7 +153,7 @@ def _search_whole(
     """The search with each layer on its own."""
     space = shared.space("whole", lambda: Space(graph, machine, asked.optimizer, pins))
     enumerated = _enumerate_choices(space, asked, clock)
-    if not enumerated or _has_too_many_choices(space):
+    if not enumerated or _has_too_many_choices(space, asked):
         found = _search_nearby(space, None, pins, asked, clock, known, enumerated)
         if found is not None:
             return found
@@ -169,9 +170,9 @@ def _has_many_axes(machine: Machine) -> bool:
     return sum(size > 1 for size in machine.mesh.sizes) > ALL_ORDERS and machine.overlaps
 
 
-def _has_too_many_choices(space: Space) -> bool:
+def _has_too_many_choices(space: Space, asked: SearchRequest) -> bool:
     """Whether the problem over all choices is too large to be solved at once."""
-    return _has_many_axes(space.machine) and table_entries(space) > COARSE_ENTRIES
+    return _has_many_axes(space.machine) and table_entries(space) > asked.thresholds.coarse_entries
 
 
 def _enumerate_choices(space: Space, asked: SearchRequest, clock: StageClock, share: float = ENUMERATION_SHARE) -> bool:
@@ -277,9 +278,10 @@ def _search_nearby(
 
 def _should_search_all(space: Space, merged: ScheduledPlan | None, bound: float, asked: SearchRequest) -> bool:
     """Whether the search over all choices promises a gain, and has the work for it."""
-    if merged is None or merged.memory.peak > ROOMY * asked.limit or merged.seconds * (1 - WHOLE_GAP) <= bound:
+    limits = asked.thresholds
+    if merged is None or merged.memory.peak > limits.roomy * asked.limit or merged.seconds * (1 - limits.whole_gap) <= bound:
         return False
-    return table_entries(space) <= min(WHOLE_ENTRIES, ENTRIES_PER_WORK * asked.budget.left)
+    return table_entries(space) <= min(WHOLE_ENTRIES, limits.entries_per_work * asked.budget.left)
 
 
 def _draft_merged_plans(

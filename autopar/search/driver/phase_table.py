@@ -41,19 +41,16 @@ from autopar.search.settings import (
     GAIN,
     HUGE_ENTRIES,
     HUGE_GAIN,
-    JOINT_ENTRIES,
     JOINT_EXACT_ENTRIES,
     LAST_PROOF_SHARE,
     LAST_PROOF_SOLVES,
     LAST_PROOF_WORK,
     LAST_TRIES,
     LAST_TRIES_DEEP,
-    LOOSE_GAP,
     PATIENT_ROUNDS,
     PRICE_ROUNDS,
     PROVED_CLAIMS,
     SLIGHT_GAIN,
-    SMALL_ENTRIES,
     SOLVE_SHARE,
     TIES,
     TIGHT_GAP,
@@ -106,7 +103,8 @@ class Search(SearchState):
             self.settle_best()
         self.seconds = self.budget.meter.seconds - solving
         is_short = self.best is None or self.best.memory.peak > self.limit
-        wanting = is_short or (self.short and not self.large and not self.long and self.open_gap > self.gap)
+        is_costly = self.size.is_large or self.size.is_long
+        wanting = is_short or (self.memory.is_short and not is_costly and self.open_gap > self.request.gap)
         if self.is_folded and wanting and self.work_left > 0 and not self.interrupted:
             return False
         if is_short and self.is_folded:
@@ -117,7 +115,7 @@ class Search(SearchState):
 
     def solve_in_sequence(self, budget: Budget) -> None:
         """Solves the exact problem of a model without overlap. Its bound is the plan's."""
-        gap = CLOSE_GAP if self.large else self.gap
+        gap = CLOSE_GAP if self.size.is_large else self.request.gap
         exact = all(edge.readers <= 2 for edge in self.model.edges)
         found = self.solve(InSequence(), gap, proves=exact)
         if found is not None and found.memory.peak > self.limit:
@@ -127,14 +125,14 @@ class Search(SearchState):
         """Prices shared reshards exactly, by lazy constraints (``shared_reshards``). The last bound is the plan's."""
         sharing = SharingProblem(self.model, self.limit)
         nodes = len(self.model.nodes)
-        while not budget.over and self.open_gap > self.gap:
+        while not budget.over and self.open_gap > self.request.gap:
             start = None if self.warm_start is None else sharing.completed(self.warm_start)
-            solution = solve(sharing.problem(), budget, gap=self.gap, seed=self.seed, start=start)
+            solution = solve(sharing.problem(), budget, gap=self.request.gap, seed=self.request.seed, start=start)
             self.bound = max(self.bound, solution.bound * sharing.unit / (1 + TIES))
             if solution.choices is None:
                 return
             choices = solution.choices[:nodes]
-            if self.offer(self.schedule(decode_assignment(self.model, choices), None, self.tries), solution.method):
+            if self.offer(self.schedule(decode_assignment(self.model, choices), None, self.size.tries), solution.method):
                 self.warm_start = choices
             underpaid = sharing.underpaid(choices)
             if not underpaid:
@@ -144,12 +142,12 @@ class Search(SearchState):
     @property
     def needs_recomputation(self) -> bool:
         """Whether the best plan without a limit does not fit, and recomputation is not in the model yet."""
-        return self.again and self.plain is not None
+        return self.memory.may_recompute and self.memory.free_plan is not None
 
     @property
     def is_small_with_recomputation(self) -> bool:
         """Whether the problem stays small with recomputation in it."""
-        return len(self.problem.edge_costs) <= JOINT_ENTRIES
+        return len(self.problem.edge_costs) <= self.request.thresholds.joint_entries
 
     def solve_free(self, budget: Budget) -> None:
         """Finds the best plan without a memory limit, if recomputation may be used."""
@@ -157,7 +155,7 @@ class Search(SearchState):
             self.prices = self.prices.learn(self.best.schedule, self.best.slots)
         free = self.solve(self.prices, CLOSE_GAP, limit=UNLIMITED)
         if free is not None and free.memory.peak > self.limit:
-            self.plain = free
+            self.memory.free_plan = free
 
     def allow_recomputation(self, budget: Budget) -> None:
         """Brings recomputation into the model.
@@ -165,16 +163,16 @@ class Search(SearchState):
         A small problem tells all its times apart, a larger one has one time. A large problem has none: crossover makes its solutions fit.
         """
         space, entries = self.model.space, len(self.problem.edge_costs)
-        exact = build_model(space, recompute_times=EXACT_MOMENTS) if entries <= SMALL_ENTRIES else None
+        exact = build_model(space, recompute_times=EXACT_MOMENTS) if entries <= self.request.thresholds.small_entries else None
         if exact is not None and sum(edge.seconds.size for edge in exact.edges) <= JOINT_EXACT_ENTRIES:
             self.model, self.warm_start = exact, None
-        elif self.is_small_with_recomputation or not (self.has_fitting_plan or self.large):
+        elif self.is_small_with_recomputation or not (self.has_fitting_plan or self.size.is_large):
             self.model, self.warm_start = build_model(space, recompute_times=1), None
         else:
-            self.keeping, self.model = True, without_kept_memory(self.model)
+            self.memory.repairs_by_crossover, self.model = True, without_kept_memory(self.model)
         self.problem, self.unit = self.model.problem(self.limit)
-        self.reserves = CoverRows(self.model, self.limit, pairs=not self.large)
-        self.again = self.proved = False
+        self.memory.cover_rows = CoverRows(self.model, self.limit, pairs=not self.size.is_large)
+        self.memory.may_recompute = self.memory.is_infeasible = False
 
     def cross_over(self, budget: Budget) -> None:
         """Recombines strategies of the solutions so far and of baselines, with less kept."""
@@ -183,11 +181,12 @@ class Search(SearchState):
     def learn_prices(self, budget: Budget) -> None:
         """Solves under prices learnt from simulation, each solve from the last solution, until solutions repeat or gain nothing."""
         prices = self.prices
-        if self.best is not None and self.plain is None:
+        if self.best is not None and self.memory.free_plan is None:
             prices = LearnedOverlap.first(self.slowdown).learn(self.best.schedule, self.best.slots)
-        begins = self.has_fitting_plan and not self.keeping and not self.is_folded and len(self.problem.edge_costs) > SMALL_ENTRIES
+        is_tiny = len(self.problem.edge_costs) <= self.request.thresholds.small_entries
+        begins = self.has_fitting_plan and not self.memory.repairs_by_crossover and not self.is_folded and not is_tiny
         if begins and self.best is not None:
-            self.warm_start = solve_fixed(self.model, self.problem, self.best.assignment, self.seed, self.budget)
+            self.warm_start = solve_fixed(self.model, self.problem, self.best.assignment, self.request.seed, self.budget)
         idle, seen = 0, list[np.ndarray]()
         for _ in range(PRICE_ROUNDS):
             found = solve_until_fits(self, prices, CLOSE_GAP)
@@ -195,7 +194,7 @@ class Search(SearchState):
                 break
             idle = 0 if self.has_gained else idle + 1
             assert self.warm_start is not None
-            if idle >= self.idle or self.is_done() or any(np.array_equal(self.warm_start, other) for other in seen):
+            if idle >= self.size.patience or self.is_done() or any(np.array_equal(self.warm_start, other) for other in seen):
                 break
             seen.append(self.warm_start)
             before, prices = prices, prices.learn(found.schedule, found.slots)
@@ -219,22 +218,30 @@ class Search(SearchState):
         if cuts.evaluations and huge:
             mixture = blend(cuts.best_weights()[0], center, CUT_STEP)
         for number in range(BOUND_ROUNDS):
-            before, ask = self.aim, self.solve if number == 0 or not (self.large or self.long) else self.solve_choices
-            open_gap = 1 - self.aim / self.best.seconds if self.best is not None and self.has_fitting_plan else 1.0
-            found = ask(mixture, bound_solve_gap(open_gap, self.aim, reachable), proves=True, limit=UNLIMITED if self.again else None)
+            before = self.claims.bound
+            ask = self.solve if number == 0 or not (self.size.is_large or self.size.is_long) else self.solve_choices
+            open_gap = 1 - before / self.best.seconds if self.best is not None and self.has_fitting_plan else 1.0
+            limit = UNLIMITED if self.memory.may_recompute else None
+            found = ask(mixture, bound_solve_gap(open_gap, before, reachable), proves=True, limit=limit)
             if self.last_solution is not None and self.last_solution.message == INTERRUPTED:
                 raise KeyboardInterrupt
-            if found is None or self.warm_start is None or self.work_left <= 0 or (self.is_done() and not self.short) or budget.over:
+            if (
+                found is None
+                or self.warm_start is None
+                or self.work_left <= 0
+                or (self.is_done() and not self.memory.is_short)
+                or budget.over
+            ):
                 return
             cuts.add(Evaluation(self.model, self.warm_start))
-            gained = self.aim > before * (1 + GAIN)
-            if self.aim > before:
+            gained = self.claims.bound > before * (1 + GAIN)
+            if self.claims.bound > before:
                 center = mixture
             idle = 0 if gained or self.has_gained else idle + 1
             wanted, reachable, _ = cuts.best_weights()
-            patience = PATIENT_ROUNDS if self.plain is not None and not self.large else self.idle
-            settled = self.large and not self.is_folded and self.open_gap <= LOOSE_GAP
-            if settled or idle >= patience or reachable <= self.aim * (1 + little):
+            patience = PATIENT_ROUNDS if self.memory.free_plan is not None and not self.size.is_large else self.size.patience
+            settled = self.size.is_large and not self.is_folded and self.open_gap <= self.request.thresholds.loose_gap
+            if settled or idle >= patience or reachable <= self.claims.bound * (1 + little):
                 return
             mixture = blend(wanted, center, CUT_STEP)
 
@@ -247,12 +254,12 @@ class Search(SearchState):
         """Raises the Lagrangian bound for memory, where no problem has both the limit and recomputation."""
         if budget.left < DUAL_LEAST_SHARE * self.total_work:
             return
-        weights = self.weights if isinstance(self.weights, Multipliers) else Master(self.model, self.slowdown).first_weights()
+        weights = self.claims.weights if isinstance(self.claims.weights, Multipliers) else Master(self.model, self.slowdown).first_weights()
         model = self.model
-        if self.apart:
+        if self.memory.recompute_times:
             model = build_model(model.space, recompute_times=1, small_share=0.0)
             if isinstance(self.model, TiedModel):
-                tied = tie_model(model, self.model.fold)
+                tied = tie_model(model, self.model.fold, self.request.thresholds)
                 assert tied is not None, "operators that are alike run again alike"
                 model = tied
         times = [time for time in sorted(set(model.op_times.values())) if model.is_idle(time)]
@@ -262,50 +269,59 @@ class Search(SearchState):
     def search_limits(self, budget: Budget) -> None:
         """Tries more limits for the incumbent's schedule; of a deep graph first by extrapolation, then at full depth."""
         best = self.best
-        if best is not None and best is not self.polished and best.memory.peak <= self.limit and not self.draft and self.work_left > 0:
+        if best is None or best is self.incumbent.polished or best.memory.peak > self.limit:
+            return
+        if not self.request.draft and self.work_left > 0:
             deep = bool(self.model.short_samples(best.assignment))
             if deep:
-                self.offer(self._schedule(best.assignment, False, best.limits, tries=LAST_TRIES * self.tries), self.incumbent_method)
+                self.offer(self._schedule(best.assignment, False, best.limits, tries=LAST_TRIES * self.size.tries), self.incumbent.method)
                 self.settle_best()
                 best = self.best or best
             more = LAST_TRIES_DEEP if deep else LAST_TRIES
-            self.offer(self._schedule(best.assignment, deep, best.limits, tries=more * self.tries), self.incumbent_method)
-            self.polished = self.best
+            self.offer(self._schedule(best.assignment, deep, best.limits, tries=more * self.size.tries), self.incumbent.method)
+            self.incumbent.polished = self.best
 
     def prove_claims(self, budget: Budget) -> None:
         """Proves for free layers the best bounds of tied ones, if that does not go far beyond the effort."""
-        if self._last_proof_budget.left < LAST_PROOF_SOLVES * self.proving:
-            self.claims.clear()
-        least = GAIN if self.long else SLIGHT_GAIN
-        for bound, optimum, weights, choices in sorted(self.claims, key=lambda claim: claim[0], reverse=True)[:PROVED_CLAIMS]:
+        if self._last_proof_budget.left < LAST_PROOF_SOLVES * self.claims.longest_solve:
+            self.claims.pending.clear()
+        least = GAIN if self.size.is_long else SLIGHT_GAIN
+        for bound, optimum, weights, choices in sorted(self.claims.pending, key=lambda claim: claim[0], reverse=True)[:PROVED_CLAIMS]:
             if bound > self.bound * (1 + least):
                 turn = self.budget.at_most(min(self.work_left, SOLVE_SHARE * self.total_work)).at_least(1.0)
                 self.bound = max(self.bound, self.model.prove_bound(weights, bound, optimum, turn, choices))
-        self.claims.clear()
+        self.claims.pending.clear()
 
 
 IN_SEQUENCE: tuple[Phase[Search], ...] = (
     Phase("exact solve", 1.0, lambda s: True, Search.solve_in_sequence),
-    Phase("shared reshards", 1.0, lambda s: s.open_gap > s.gap, Search.share_reshards),
+    Phase("shared reshards", 1.0, lambda s: s.open_gap > s.request.gap, Search.share_reshards),
 )
 """Phases under the communication model, where nothing overlaps."""
 
 BY_STEP: tuple[Phase[Search], ...] = (
-    Phase("free plan", 1.0, lambda s: s.again, Search.solve_free),
+    Phase("free plan", 1.0, lambda s: s.memory.may_recompute, Search.solve_free),
     Phase(
         "crossover",
         0.4,
-        lambda s: s.needs_recomputation and not s.is_small_with_recomputation and (s.large or not s.has_fitting_plan),
+        lambda s: s.needs_recomputation and not s.is_small_with_recomputation and (s.size.is_large or not s.has_fitting_plan),
         Search.cross_over,
     ),
     Phase("recomputation", 1.0, lambda s: s.needs_recomputation, Search.allow_recomputation),
     Phase("learned prices", 1.0, lambda s: True, Search.learn_prices),
-    Phase("memory dual", 0.35, lambda s: s.proves and s.keeping and s.open_gap > TIGHT_GAP, Search.price_memory),
-    Phase("surrogate bound", 0.5, lambda s: s.proves and (s.work_left > 0 or s.best is None), Search.raise_bound),
-    Phase("memory dual", 0.35, lambda s: s.proves and s.is_folded and s.short, Search.price_memory),
-    Phase("decomposition", 1.0, lambda s: bool(s.claims), Search.prove_claims),
-    Phase("crossover", 0.65, lambda s: s.is_folded and s.short, Search.cross_over),
-    Phase("recomputation flips", 0.5, lambda s: s.plain is not None and s.small and s.open_gap > s.gap, flip_recomputation),
+    Phase(
+        "memory dual", 0.35, lambda s: s.request.proves and s.memory.repairs_by_crossover and s.open_gap > TIGHT_GAP, Search.price_memory
+    ),
+    Phase("surrogate bound", 0.5, lambda s: s.request.proves and (s.work_left > 0 or s.best is None), Search.raise_bound),
+    Phase("memory dual", 0.35, lambda s: s.request.proves and s.is_folded and s.memory.is_short, Search.price_memory),
+    Phase("decomposition", 1.0, lambda s: bool(s.claims.pending), Search.prove_claims),
+    Phase("crossover", 0.65, lambda s: s.is_folded and s.memory.is_short, Search.cross_over),
+    Phase(
+        "recomputation flips",
+        0.5,
+        lambda s: s.memory.free_plan is not None and s.size.is_small and s.open_gap > s.request.gap,
+        flip_recomputation,
+    ),
     Phase("limit search", 1.0, lambda s: True, Search.search_limits),
 )
 """Phases under a model of time, in order."""

@@ -57,7 +57,7 @@ def search_model(
     def schedule_given(search: Search, budget: Budget) -> None:
         for number, plan in enumerate(plans):
             if search.work_left > 0 or not search.has_fitting_plan:
-                search.offer(search.schedule(plan, None if number else start, tries=search.tries), "merged axes")
+                search.offer(search.schedule(plan, None if number else start, tries=search.size.tries), "merged axes")
 
     beginning = (
         Phase[Search]("known plans", 1.0, lambda s: bool(known), offer_known),
@@ -106,7 +106,7 @@ def search_part(
 ) -> SearchResult | None:  # fmt: skip
     """The result of the search in a part of a space; None where it did not end."""
     free = price_model(part, clock)
-    model = tie_model(free, folding) if folding is not None else free
+    model = tie_model(free, folding, asked.thresholds) if folding is not None else free
     found = search_model(model, space, pins, asked, clock, known, written, plans, start) if model is not None else None
     return found if found is not None and found.ended else None
 
@@ -144,7 +144,7 @@ def _make_result(search: Search, best: ScheduledPlan, written: ScheduledBaseline
     achieved = (best.seconds - bound) / best.seconds if best.seconds > 0 else 0.0
     return SearchResult(
         schedule, times * best.seconds, times * bound, achieved, "optimal" if achieved <= PROOF else "feasible",
-        search.seconds, search.incumbent_method, model.space.optimizer, best.memory,
+        search.seconds, search.incumbent.method, model.space.optimizer, best.memory,
         {name: _make_baseline(rival, search.limit, times) for name, rival in written.rivals.items()},
         written.contradicted, dict(model.space.unknown), search.sizes, clock.laps, search.interrupted, True,
         times * max(best.seconds - untied.seconds, 0.0), times * search.bound, times * least,

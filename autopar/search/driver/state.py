@@ -27,17 +27,13 @@ from autopar.search.settings import (
     FIRST_SOLVE_WORK,
     GAIN,
     IDLE_ROUNDS,
-    LARGE_ENTRIES,
     LARGE_TRIES,
     LEAST_SOLVE_WORK,
     LIMIT_SHARES,
-    LONG_GRAPH,
     LONG_TRIES,
     NEAR_BEST,
     NEAR_LIMIT,
     REMEMBERED_PLANS,
-    ROOMY,
-    SMALL_ENTRIES,
     SOLVE_SHARE,
     TIES,
     UNLIKELY_PLAN,
@@ -45,6 +41,7 @@ from autopar.search.settings import (
 )
 from autopar.search.solving import solve_interruptibly
 from autopar.search.telemetry import Telemetry
+from autopar.search.thresholds import USUAL_THRESHOLDS, Thresholds
 from solvers import INTERRUPTED, Problem, Solution, Status
 
 UNLIMITED = 2**62
@@ -73,63 +70,135 @@ class SearchRequest:
     """Whether the model has all choices there are, so that its bound holds for every plan."""
     draft: bool = False
     """Whether the plan is a warm start of another search: deep schedules may stay extrapolated."""
+    thresholds: Thresholds = USUAL_THRESHOLDS
+
+
+@dataclass(frozen=True)
+class ProblemSize:
+    """The size class of a problem, and what a search spends on one solution of it.
+
+    Args:
+        is_small, is_large: by the edge entries of the problem; of a folded one, of the whole graph's in proportion.
+        is_long: by the operators of the planned graph, each schedule of which takes long.
+        tries: limits of the schedule passes that are tried for one solution.
+        patience: rounds without a gain after which prices or weights are left alone.
+    """
+
+    is_small: bool
+    is_large: bool
+    is_long: bool
+    tries: int
+    patience: int
+
+    @staticmethod
+    def measure(model: Model, problem: Problem, thresholds: Thresholds) -> ProblemSize:
+        """The size of a model's problem."""
+        entries, operators = len(problem.edge_costs), len(model.planned_graph.ops)
+        is_large = entries * operators / max(len(model.space.graph.ops), 1) > thresholds.large_entries
+        is_long = operators >= thresholds.long_graph
+        is_small = entries <= thresholds.small_entries and not is_long
+        if is_large:
+            return ProblemSize(is_small, is_large, is_long, LARGE_TRIES, 1)
+        return ProblemSize(is_small, is_large, is_long, LONG_TRIES if is_long else USUAL_TRIES, IDLE_ROUNDS)
+
+
+@dataclass
+class Incumbent:
+    """The best plan so far.
+
+    Args:
+        plan: the plan; None before the first.
+        method: the method that found it.
+        contenders: plans that may be the best at full depth, as far as estimates can tell; the incumbent is the last.
+        polished: the incumbent that last had more limits tried.
+    """
+
+    plan: ScheduledPlan | None = None
+    method: str = ""
+    contenders: list[ScheduledPlan] = field(default_factory=list)
+    polished: ScheduledPlan | None = None
+
+
+@dataclass
+class MemoryPolicy:
+    """How a search keeps to its memory limit, and what it has learnt of that.
+
+    Args:
+        cover_rows: bytes reserved in the problem for schedules.
+        may_recompute: recomputation may still come into the model.
+        recompute_times: number of times of a recomputation that are told apart by crossover; 0: there is none.
+        repairs_by_crossover: crossover makes solutions fit, because the problem does not count what backward keeps.
+        is_loose: every solution without the limit has respected it.
+        is_short: a solution of a folded problem did not fit. Such a problem prices memory roughly, so the whole one is solved instead.
+        is_infeasible: no choices respect the limit.
+        free_plan: the best plan without limit and without recomputation, if it does not fit.
+    """
+
+    cover_rows: CoverRows
+    may_recompute: bool
+    recompute_times: int
+    repairs_by_crossover: bool = False
+    is_loose: bool = True
+    is_short: bool = False
+    is_infeasible: bool = False
+    free_plan: ScheduledPlan | None = None
+
+
+@dataclass
+class BoundClaims:
+    """Bounds of the solves so far. Those of tied layers are claims, until they are proved for free layers.
+
+    Args:
+        bound: seconds of the best bound, claimed or proved.
+        weights: the weights that gave it.
+        pending: claims as bound, cost of the solution, weights and choices.
+        longest_solve: work seconds of the longest solve for a bound.
+    """
+
+    bound: float
+    weights: Weights | None = None
+    pending: list[tuple[float, float, Weights, np.ndarray]] = field(default_factory=list)
+    longest_solve: float = 0.0
 
 
 class SearchState:
-    """The best schedule and the best bound so far, and what finds others."""
+    """The best schedule and the best bound so far, and the steps that find others.
 
-    def __init__(self, model: Model, asked: SearchRequest, again: bool) -> None:
-        self.model, self.limit, self.gap, self.seed, self.progress = model, asked.limit, asked.gap, asked.seed, asked.progress
+    Args:
+        may_recompute: backward may recompute tensors of forward.
+    """
+
+    def __init__(self, model: Model, asked: SearchRequest, may_recompute: bool) -> None:
+        self.model, self.request, self.limit = model, asked, asked.limit
         self.budget, self.total_work, self.telemetry, self.interrupted = asked.budget, asked.budget.left, asked.telemetry, False
-        self.apart = CROSSOVER_MOMENTS if again else 0
-        """Number of times of a recomputation that are told apart, in problems that have recomputation from the start."""
+        self.slowdown = model.space.machine.hardware.overlap_slowdown
+        self.is_folded = isinstance(model, TiedModel)
         self.problem, self.unit = model.problem(asked.limit)
         self.sizes = {
             "nodes": len(model.nodes), "choices": len(self.problem.costs), "edges": len(self.problem.edges),
             "edge_entries": len(self.problem.edge_costs),
         }  # fmt: skip
-        self.slowdown = model.space.machine.hardware.overlap_slowdown
-        self.is_folded = isinstance(model, TiedModel)
-        self.roomy = True
-        """Whether every solution without the limit has respected it so far."""
-        self.again = again and not self.is_folded
-        """Whether recomputation may still come into the model."""
+        self.size = ProblemSize.measure(model, self.problem, asked.thresholds)
+        rows = CoverRows(model, asked.limit, pairs=not self.size.is_large)
+        self.memory = MemoryPolicy(rows, may_recompute and not self.is_folded, CROSSOVER_MOMENTS if may_recompute else 0)
+        self.incumbent = Incumbent()
+        self.bound, self.seconds = max([floor_of_model(model) if asked.proves else 0.0, *asked.bounds]), 0.0
+        self.claims = BoundClaims(self.bound)
         self.answers: list[Assignment] = []
         self.solutions: list[tuple[Model, np.ndarray]] = []
         """The model and the choices of each solution so far; shape [nodes]."""
-        self.short = False
-        """Whether a solution of a folded problem did not fit. Folded problems price memory roughly, so the whole problem is solved instead.
-        """
-        self.large = len(self.problem.edge_costs) * len(model.planned_graph.ops) / max(len(model.space.graph.ops), 1) > LARGE_ENTRIES
-        self.long = len(model.planned_graph.ops) >= LONG_GRAPH
-        self.small = len(self.problem.edge_costs) <= SMALL_ENTRIES and not self.long
-        self.keeping = False
-        """Whether crossover makes solutions fit, because the problem does not count what backward keeps."""
-        self.tries, self.idle = (LARGE_TRIES, 1) if self.large else (LONG_TRIES if self.long else USUAL_TRIES, IDLE_ROUNDS)
-        self.reserves = CoverRows(model, asked.limit, pairs=not self.large)
-        self.best: ScheduledPlan | None = None
-        self.close: list[ScheduledPlan] = []
-        """Incumbents of before that may be the best at full depth, as far as estimates can tell."""
-        self.polished: ScheduledPlan | None = None
-        """The incumbent that last had more limits tried."""
-        self.proves, self.draft = asked.proves, asked.draft
-        self.bound, self.incumbent_method, self.seconds = max([floor_of_model(model) if asked.proves else 0.0, *asked.bounds]), "", 0.0
-        self.aim, self.claims = self.bound, list[tuple[float, float, Weights, np.ndarray]]()
-        self.weights: Weights | None = None
-        """The weights that gave ``aim``."""
-        self.proving = 0.0
-        """Work seconds of the longest solve for a bound."""
         self.baselines: tuple[ScheduledPlan, ...] = ()
         self.tunings: deque[tuple[bool, LimitSearch]] = deque(maxlen=REMEMBERED_PLANS)
         """The limit searches of the last assignments, and whether at full depth."""
-        self.plain: ScheduledPlan | None = None
-        """The best plan without limit and without recomputation, if it does not fit."""
         self.warm_start: np.ndarray | None = None
         self.last_solution: Solution | None = None
         self.has_gained = False
         """Whether the last solve was a gain."""
-        self.proved = False
-        """Whether no choices respect the limit."""
+
+    @property
+    def best(self) -> ScheduledPlan | None:
+        """The plan of the incumbent."""
+        return self.incumbent.plan
 
     @property
     def work_left(self) -> float:
@@ -158,7 +227,7 @@ class SearchState:
 
     def is_done(self) -> bool:
         """Whether nothing is left to do: no work, no gap, or a folded model whose solutions do not fit."""
-        return self.work_left <= 0 or self.short or self.open_gap <= self.gap
+        return self.work_left <= 0 or self.memory.is_short or self.open_gap <= self.request.gap
 
     def offer(self, found: ScheduledPlan, method: str) -> bool:
         """Makes a schedule the incumbent if it is better. Whether it is a gain."""
@@ -168,30 +237,31 @@ class SearchState:
         if not found.better(self.best, self.limit):
             return False
         gain = self.best is None or found.seconds < self.best.seconds * (1 - GAIN) or self.best.memory.peak > self.limit
-        self.best, self.incumbent_method = found, method
+        self.incumbent.plan, self.incumbent.method = found, method
         self.budget.meter.has_plan |= self.has_fitting_plan
-        self.close = [one for one in self.close if not one.estimated or one.seconds <= found.seconds * (1 + ESTIMATE_ERROR)]
-        self.close = [*(self.close if found.estimated else ()), found]
+        latest = found.seconds * (1 + ESTIMATE_ERROR)
+        contenders = [one for one in self.incumbent.contenders if not one.estimated or one.seconds <= latest]
+        self.incumbent.contenders = [*(contenders if found.estimated else ()), found]
         return gain
 
     def settle_best(self) -> None:
         """Schedules the incumbent at full depth, then others for as long as they may be better."""
-        while self.best is not None and self.best.estimated and not self.draft:
+        while self.best is not None and self.best.estimated and not self.request.draft:
             exact, before = self.schedule_at_full_depth(self.best), self.best
-            self.close = [exact if one is before else one for one in self.close]
-            self.best = self.close[0]
-            for one in self.close[1:]:
-                self.best = one if one.better(self.best, self.limit) else self.best
+            self.incumbent.contenders = [exact if one is before else one for one in self.incumbent.contenders]
+            self.incumbent.plan = self.incumbent.contenders[0]
+            for one in self.incumbent.contenders[1:]:
+                self.incumbent.plan = one if one.better(self.best, self.limit) else self.best
 
     def finish(self) -> None:
         """Improves the order of the incumbent by local search."""
         assert self.best is not None
-        self.best = self.improve_order(self.best)
+        self.incumbent.plan = self.improve_order(self.best)
 
     def improve_order(self, found: ScheduledPlan, effort: int = FINAL_MOVES) -> ScheduledPlan:
         """A plan after local search with ``effort`` times the usual moves, if anything is left to gain."""
-        late = self.interrupted or (self.long and self.work_left <= 0)
-        if self.draft or late or found.memory.peak > self.limit or self.open_gap <= self.gap:
+        late = self.interrupted or (self.size.is_long and self.work_left <= 0)
+        if self.request.draft or late or found.memory.peak > self.limit or self.open_gap <= self.request.gap:
             return found
         return reordered(found, self.model.space.machine, self.model.space.optimizer, self.limit, effort, self.budget)
 
@@ -206,17 +276,18 @@ class SearchState:
         if solution is None:
             return None
         limits: Limits | None = self.best.limits if self.best is not None else None
-        beside = self.best.placed_seconds if self.best is not None and self.best.memory.peak <= self.limit else math.inf
-        tries = 0 if proves and self.is_folded and self.large else self.tries  # solves for bounds are cheap, schedules are not
-        begun = 0 if proves and self.long else tries
+        beside = self.best.placed_seconds if self.best is not None and self.has_fitting_plan else math.inf
+        # solves for bounds are cheap, schedules are not
+        tries = 0 if proves and self.is_folded and self.size.is_large else self.size.tries
+        begun = 0 if proves and self.size.is_long else tries
         found = self.schedule(self.answers[-1], limits, begun, beside)
         if begun < tries and found.placed_seconds <= UNLIKELY_PLAN * beside:
             found = self.schedule(self.answers[-1], limits, tries, beside)
-        self.short |= self.is_folded and found.memory.peak > self.limit
+        self.memory.is_short |= self.is_folded and found.memory.peak > self.limit
         self.has_gained = self.offer(found, solution.method)
         if solution.message == INTERRUPTED:
             raise KeyboardInterrupt
-        if self.keeping and found.memory.peak > self.limit:
+        if self.memory.repairs_by_crossover and found.memory.peak > self.limit:
             prices = weights if isinstance(weights, LearnedOverlap) else LearnedOverlap.first(self.slowdown)
             return self.recombine_one(found, prices) or found
         return found
@@ -233,14 +304,14 @@ class SearchState:
         problem, unit = self.model.problem(bytes_allowed, weights)
         asked, start = problem, self.warm_start
         if not proves and limit is None and not self.is_folded:
-            asked = self.reserves.apply(problem)
-            start = self.reserves.complete(start) if start is not None else None
+            asked = self.memory.cover_rows.apply(problem)
+            start = self.memory.cover_rows.complete(start) if start is not None else None
 
         def report(incumbent: float | None, bound: float, reached: float, seconds: float) -> None:
-            if self.progress is not None:
+            if self.request.progress is not None:
                 known = max(self.bound, bound * unit / (1 + TIES)) if proves and not self.is_folded else self.bound
                 best = self.best.seconds if self.best is not None else math.inf
-                self.progress(best, known, 1 - known / best if 0 < best < math.inf else 1.0, self.budget.meter.seconds)
+                self.request.progress(best, known, 1 - known / best if 0 < best < math.inf else 1.0, self.budget.meter.seconds)
 
         most = self.total_work
         if space.machine.overlaps:
@@ -250,30 +321,31 @@ class SearchState:
 
         def answer(problem: Problem) -> Solution:
             turn = self.budget.at_most(min(self.work_left, most)).at_least(LEAST_SOLVE_WORK if self.has_fitting_plan else FIRST_SOLVE_WORK)
-            patient = self.small  # in larger problems other prices gain sooner
-            found = solve_interruptibly(problem, turn, gap=gap, seed=self.seed, start=start, progress=report, patient=patient)
+            patient = self.size.is_small  # in larger problems other prices gain sooner
+            found = solve_interruptibly(problem, turn, gap=gap, seed=self.request.seed, start=start, progress=report, patient=patient)
             if found.message == INTERRUPTED and found.choices is None:
                 raise KeyboardInterrupt
             return found
 
         solution: Solution | None = None
-        if self.roomy and asked.limit == self.limit and self.best is not None and self.best.memory.peak <= ROOMY * self.limit:
+        is_roomy = self.best is not None and self.best.memory.peak <= self.request.thresholds.roomy * self.limit
+        if self.memory.is_loose and asked.limit == self.limit and is_roomy:
             solution = answer(replace(asked, limit=None))
-            self.roomy = solution.peak_usage is not None and solution.peak_usage <= self.limit
-            if solution.message == INTERRUPTED and not self.roomy:
+            self.memory.is_loose = solution.peak_usage is not None and solution.peak_usage <= self.limit
+            if solution.message == INTERRUPTED and not self.memory.is_loose:
                 raise KeyboardInterrupt
-        self.last_solution = solution = solution if solution is not None and self.roomy else answer(asked)
+        self.last_solution = solution = solution if solution is not None and self.memory.is_loose else answer(asked)
         if proves:
-            self.proving = max(self.proving, self.budget.meter.spent - began)
+            self.claims.longest_solve = max(self.claims.longest_solve, self.budget.meter.spent - began)
             bound = solution.bound * unit / (1 + TIES)
-            if bound > self.aim:
-                self.aim, self.weights = bound, weights
+            if bound > self.claims.bound:
+                self.claims.bound, self.claims.weights = bound, weights
             if self.is_folded and solution.objective is not None and solution.choices is not None:
-                self.claims.append((bound, solution.objective * unit, weights, self.model.expand(solution.choices)))
+                self.claims.pending.append((bound, solution.objective * unit, weights, self.model.expand(solution.choices)))
             elif not self.is_folded:
-                self.bound = max(self.bound, self.aim)
+                self.bound = max(self.bound, self.claims.bound)
         if asked is problem and limit is None:
-            self.proved = self.proved or solution.status is Status.INFEASIBLE
+            self.memory.is_infeasible = self.memory.is_infeasible or solution.status is Status.INFEASIBLE
         if solution.choices is None:
             return None
         self.warm_start = self.model.expand(solution.choices) if self.is_folded else solution.choices[: len(self.model.nodes)]
@@ -295,8 +367,12 @@ class SearchState:
             best: the best extrapolated schedule of earlier crossovers, to compare estimates with estimates.
         """
         model = self.model
-        wanted = CrossoverRequest(self.limit, self.apart, self.tries, self.seed, budget.at_least(1.0), shares, self.draft)
-        found, prices = solve_restricted(model.space, plans, prices, wanted, model.folding if isinstance(model, TiedModel) else None, best)
+        request = CrossoverRequest(
+            self.limit, self.memory.recompute_times, self.size.tries, self.request.seed, budget.at_least(1.0), shares,
+            self.request.draft, self.request.thresholds,
+        )  # fmt: skip
+        folding = model.folding if isinstance(model, TiedModel) else None
+        found, prices = solve_restricted(model.space, plans, prices, request, folding, best)
         if found is None or found.memory.peak > self.limit:
             return None, prices
         self.has_gained |= self.offer(found, "auto")
@@ -313,12 +389,13 @@ class SearchState:
 
     def _is_near_limit(self, found: ScheduledPlan) -> bool:
         """Whether memory is so near the limit that an extrapolated schedule does not show whether it fits."""
-        return found.estimated and not self.draft and abs(found.memory.peak - self.limit) < NEAR_LIMIT * self.limit
+        return found.estimated and not self.request.draft and abs(found.memory.peak - self.limit) < NEAR_LIMIT * self.limit
 
     def confirm(self, found: ScheduledPlan) -> ScheduledPlan:
         """The plan scheduled at full depth, if it may be the best."""
         hopeful = replace(found, seconds=found.seconds * (1 - NEAR_BEST))
-        return self.schedule_at_full_depth(found) if found.estimated and not self.draft and hopeful.better(self.best, self.limit) else found
+        may_be_best = found.estimated and not self.request.draft and hopeful.better(self.best, self.limit)
+        return self.schedule_at_full_depth(found) if may_be_best else found
 
     def schedule_at_full_depth(self, found: ScheduledPlan) -> ScheduledPlan:
         """The plan scheduled at full depth, under its own limits."""
@@ -334,4 +411,4 @@ class SearchState:
             samples = (() if exact else model.short_samples(assignment)) or (Sample(1.0, graph, model.unfold(assignment)),)
             known = LimitSearch(assignment, samples, space.machine, space.optimizer, self.limit, budget=self.budget)
             self.tunings.append((exact, known))
-        return known.run(start, tries, beside, gain, improve=not self.long)
+        return known.run(start, tries, beside, gain, improve=not self.size.is_long)

@@ -45,10 +45,10 @@ def tie_equal_layers(search: SearchState) -> ScheduledPlan | None:
     for wanted in (*whole, *(replace(one, strategies={}) for one in candidates)):
         if search.work_left <= 0:
             break
-        choices = solve_fixed(model, problem, wanted, search.seed, search.budget.at_least(1.0), gap=CLOSE_GAP)
+        choices = solve_fixed(model, problem, wanted, search.request.seed, search.budget.at_least(1.0), gap=CLOSE_GAP)
         if choices is None:
             continue
-        made = search.schedule(decode_assignment(model, choices), best.limits, search.tries, best.placed_seconds)
+        made = search.schedule(decode_assignment(model, choices), best.limits, search.size.tries, best.placed_seconds)
         if made.memory.peak <= search.limit and made.seconds <= best.seconds * (1 + share):
             return made
     return None

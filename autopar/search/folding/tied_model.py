@@ -33,12 +33,11 @@ from autopar.search.settings import (
     DECOMPOSITION_LITTLE,
     DECOMPOSITION_SOLVE_GAP,
     DECOMPOSITION_STEPS,
-    DEEP_LAYERS,
     IDLE_ROUNDS,
     OUTSIDE_SHARE,
-    SHORT_DEPTHS,
 )
 from autopar.search.solving import solve
+from autopar.search.thresholds import USUAL_THRESHOLDS, Thresholds
 
 Table = np.ndarray
 
@@ -48,6 +47,7 @@ class TiedModel(Model):
     """The model of a folded graph. Nodes and edges have the numbers of the folded graph, the last representative included."""
 
     folding: Folding | None = None
+    thresholds: Thresholds = USUAL_THRESHOLDS
 
     @property
     def fold(self) -> Folding:
@@ -121,7 +121,8 @@ class TiedModel(Model):
         if not self._short_foldings or len(assignment.strategies) == len(self.planned_graph.ops):
             return ()
         found = [fold.unfold(assignment) for fold in self._short_foldings]
-        share = (len(self.fold.group.repeats) - SHORT_DEPTHS[0]) / (SHORT_DEPTHS[1] - SHORT_DEPTHS[0])
+        shorter, longer = self.thresholds.short_depths
+        share = (len(self.fold.group.repeats) - shorter) / (longer - shorter)
         weights = 1.0 - share, share
         return tuple(
             Sample(weight, fold.whole, one)
@@ -131,9 +132,9 @@ class TiedModel(Model):
 
     @cached_property
     def _short_foldings(self) -> tuple[Folding, ...]:
-        """Foldings of shorter graphs whose schedules stand for the whole one; none in a graph of fewer than ``DEEP_LAYERS`` layers."""
-        deep = len(self.fold.group.repeats) >= DEEP_LAYERS
-        return tuple(shorten(self.fold, repeats) for repeats in SHORT_DEPTHS) if deep else ()
+        """Foldings of shorter graphs whose schedules stand for the whole one; none in a graph of fewer than ``deep_layers``."""
+        deep = len(self.fold.group.repeats) >= self.thresholds.deep_layers
+        return tuple(shorten(self.fold, repeats) for repeats in self.thresholds.short_depths) if deep else ()
 
     @property
     def planned_graph(self) -> Graph:
@@ -276,9 +277,9 @@ class TiedModel(Model):
         return min(bound, Decomposition(self, weights.price(self)).bound(optimum, budget, choices, bound))
 
 
-def tie_model(model: Model, folding: Folding) -> TiedModel | None:
+def tie_model(model: Model, folding: Folding, thresholds: Thresholds = USUAL_THRESHOLDS) -> TiedModel | None:
     """The tied model of a folded graph; None where both representatives do not offer the same choices."""
-    made = TiedModel(**{item.name: getattr(model, item.name) for item in fields(model)}, folding=folding)
+    made = TiedModel(**{item.name: getattr(model, item.name) for item in fields(model)}, folding=folding, thresholds=thresholds)
     return made if made.is_consistent else None
 
 

@@ -32,6 +32,7 @@ from autopar.search.ilp.overlap import IsolatedOverlap, LearnedOverlap
 from autopar.search.memory.memory_repair import CoverRows
 from autopar.search.settings import CROSSOVER_GAP, CROSSOVER_SOLVE_WORK, CROSSOVER_SOLVES, FIRST_ANSWER_TRIES, LIMIT_SHARES
 from autopar.search.solving import solve
+from autopar.search.thresholds import USUAL_THRESHOLDS, Thresholds
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class CrossoverRequest:
     budget: Budget
     shares: tuple[float, ...] = LIMIT_SHARES
     stops_at_first: bool = False
+    thresholds: Thresholds = USUAL_THRESHOLDS
 
 
 def solve_restricted(
@@ -72,7 +74,7 @@ def solve_restricted(
     alike = folding.representatives if folding is not None else None
     model = build_model(space.restricted_to_plans(plans, alike), recompute_times=request.recompute_times, alike=alike)
     if folding is not None:
-        tied = tie_model(model, folding)
+        tied = tie_model(model, folding, request.thresholds)
         if tied is None:
             return None, prices
         model = tied

@@ -42,9 +42,14 @@ def solve_until_fits(search: SearchState, weights: Weights, gap: float) -> Sched
         gained |= search.has_gained
         found = answer or found
         if answer is None:
-            if not search.reserves.ease():
+            if not search.memory.cover_rows.ease():
                 break
-        elif search.keeping or search.is_folded or answer.memory.peak <= search.limit or not _reserve_excess(search, answer):
+        elif (
+            search.memory.repairs_by_crossover
+            or search.is_folded
+            or answer.memory.peak <= search.limit
+            or not _reserve_excess(search, answer)
+        ):
             break
         if search.work_left <= 0:
             break
@@ -55,7 +60,7 @@ def solve_until_fits(search: SearchState, weights: Weights, gap: float) -> Sched
 def _reserve_excess(search: SearchState, answer: ScheduledPlan) -> bool:
     """Adds to the cover rows what a schedule holds beyond the limit. Whether they ask for more than before."""
     assert search.warm_start is not None
-    return search.reserves.learn(search.problem, search.warm_start, answer.samples)
+    return search.memory.cover_rows.learn(search.problem, search.warm_start, answer.samples)
 
 
 def cross_over_plans(search: SearchState, prices: LearnedOverlap, budget: Budget) -> None:
@@ -66,17 +71,17 @@ def cross_over_plans(search: SearchState, prices: LearnedOverlap, budget: Budget
     """
     model = search.model
     written = [rival.assignment for rival in search.baselines if not rival.assignment.again and model.space.offers(rival.assignment)]
-    light = without_kept_memory(model) if search.apart else model
+    light = without_kept_memory(model) if search.memory.recompute_times else model
     shares: tuple[float, ...] = LIMIT_SHARES
-    if search.large and search.apart:
+    if search.size.is_large and search.memory.recompute_times:
         prices = _add_light_answers(search, light, prices, budget)
-        if search.draft and search.best is not None and search.best.memory.peak <= search.limit:
+        if search.request.draft and search.best is not None and search.best.memory.peak <= search.limit:
             return
     estimate: ScheduledPlan | None = None
     for _ in range(CROSSOVER_PASSES):
         search.has_gained = False
         found, prices = search.recombine((*search.answers, *written), prices, budget, shares, estimate)
-        if found is None or not search.has_gained or search.draft or budget.over:
+        if found is None or not search.has_gained or search.request.draft or budget.over:
             break
         shares, estimate = LIMIT_SHARES[:1], found if found.estimated else None
         answer = _solve_within(search, light, prices, int(LIMIT_SHARES[0] * search.limit), CROSSOVER_GAP, budget)
@@ -89,7 +94,7 @@ def _solve_within(search: SearchState, light: Model, prices: Weights, limit: int
     """The solution of a problem within ``limit`` bytes per rank; None without one."""
     problem, _ = light.problem(limit, prices)
     turn = budget.at_most(SOLVE_SHARE * search.total_work).at_least(1.0)
-    choices = solve(problem, turn, gap=gap, seed=search.seed, patient=False).choices
+    choices = solve(problem, turn, gap=gap, seed=search.request.seed, patient=False).choices
     return None if choices is None else decode_assignment(light, light.expand(choices))
 
 
@@ -105,7 +110,7 @@ def _add_light_answers(search: SearchState, light: Model, prices: LearnedOverlap
             break
         search.answers.append(answer)
         leaner = recompute(graph, answer, full_policy(graph), machine)
-        found = search.schedule(leaner, None, tries=search.tries)
+        found = search.schedule(leaner, None, tries=search.size.tries)
         prices = prices.learn(found.schedule, found.slots)
         if found.memory.peak > search.limit:
             limit -= found.memory.peak - search.limit
@@ -120,7 +125,7 @@ def flip_recomputation(search: SearchState, budget: Budget) -> None:
     A move adds or removes one or two operators. It begins with the set of the incumbent, with none and with all. The problem counts other
     bytes than a schedule holds, so a set between two solutions may fit.
     """
-    space, plain = search.model.space, search.plain
+    space, plain = search.model.space, search.memory.free_plan
     assert plain is not None
     names = [op.name for op in space.graph.ops if op.phase == "forward" and not why_once(op)]
     changes = [frozenset(some) for count in (1, 2) for some in combinations(names, count)][:FLIPS]
@@ -154,7 +159,9 @@ def minimise_or_raise(search: SearchState) -> None:
     if search.best is None and last is not None and last.status is Status.UNKNOWN and last.smallest_limit is None:
         raise out_of_budget_error(search)
     known = (*search.baselines, *([] if search.best is None else [search.best]))
-    found, bound = minimise_peak(search.model, search.problem, search.limit, search.seed, known, search.proved, search.budget)
+    found, bound = minimise_peak(
+        search.model, search.problem, search.limit, search.request.seed, known, search.memory.is_infeasible, search.budget
+    )
     search.offer(found, "least memory")
     assert search.best is not None
     if search.best.memory.peak > search.limit:
