@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
-from unittest.mock import patch
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +13,10 @@ from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import why_once
 from autopar.schedule import Assignment, Schedule, make_schedule, memory
 from autopar.schedule.tuning import LEAN
-from autopar.search import find_plan
+from autopar.search import SearchResult, Thresholds, find_plan
 from autopar.search.baselines.checkpointing import recompute
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
-from autopar.search.driver import phase_table as rounds
-from autopar.search.driver import state as trials
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
@@ -171,9 +169,20 @@ def test_a_chain_is_no_worse_than_keeping_every_kth(every: int) -> None:
     assert in_sequence(schedule) <= in_sequence(by_hand) * (1 + EXACT)
 
 
+COARSE = Thresholds(small_entries=0, joint_entries=0)
+"""Thresholds under which recomputation is in no problem from the start."""
+
+
+def within(graph: Graph, machine: Machine, limit: int, thresholds: Thresholds, **options: Any) -> SearchResult:
+    """The search with recomputation in ``limit`` bytes."""
+    return find_plan(
+        graph, machine, memory_bytes=limit, optimizer="sgd", recompute=True, time_limit=600.0, thresholds=thresholds, **options
+    )
+
+
 @pytest.mark.parametrize("joint", [0, 400_000])
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed < 3 else pytest.mark.slow) for seed in range(24)])
-def test_problems_that_are_too_large_for_all_at_once(seed: int, joint: int) -> None:
+def test_crossover_plans_are_no_worse_than_every_set_of_recomputations(seed: int, joint: int) -> None:
     """Answers of a coarser problem, made to fit one after another: true bounds, and on one rank, where strategies are one, no loss."""
     graph, machine = drawn(seed), small_machine(seed, "x=1")
     plain = model_of(graph, machine, again=0)
@@ -181,34 +190,28 @@ def test_problems_that_are_too_large_for_all_at_once(seed: int, joint: int) -> N
     peaks = sorted({peak for _, peak in known})
     for limit in (peaks[0], peaks[len(peaks) // 2]):
         cheapest = min(seconds for seconds, peak in known if peak <= limit)
-        with patch.object(rounds, "SMALL_ENTRIES", 0), patch.object(rounds, "JOINT_ENTRIES", joint):
-            found = find_plan(graph, machine, memory_bytes=limit, optimizer="sgd", recompute=True, time_limit=600.0)
+        found = within(graph, machine, limit, Thresholds(small_entries=0, joint_entries=joint))
         assert found.memory.peak <= limit
         assert found.bound_seconds <= cheapest * (1 + EXACT)
         assert found.seconds <= cheapest * (1 + 1e-6)
 
 
-def test_the_bound_of_a_coarser_problem_counts_what_has_to_be_made_again() -> None:
+def test_bound_without_kept_memory_counts_necessary_recomputation() -> None:
     """That problem leaves out what backward keeps: its memory is paid for in another."""
     graph, machine = chain(6), one_rank()
     plain = model_of(graph, machine, again=0)
     known = list(every_set(graph, decode_assignment(plain, _solved(plain, None)[0]), machine))
     limit = min(peak for _, peak in known)
     cheapest = min(seconds for seconds, peak in known if peak == limit)
-    with patch.object(rounds, "SMALL_ENTRIES", 0), patch.object(rounds, "JOINT_ENTRIES", 0):
-        found = find_plan(graph, machine, memory_bytes=limit, optimizer="sgd", recompute=True, time_limit=600.0)
+    found = within(graph, machine, limit, COARSE)
     assert 1.2 * min(seconds for seconds, _ in known) < found.bound_seconds <= cheapest * (1 + EXACT)
 
 
-def test_where_no_answer_can_be_made_to_fit_all_is_chosen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in a problem beyond ``JOINT_ENTRIES``."""
+def test_search_without_crossover_chooses_recomputation_in_the_problem() -> None:
+    """Also in a problem beyond ``joint_entries``, since nothing else makes a plan fit."""
     graph, machine = drawn(0), small_machine(0, "x=1")
     plain = model_of(graph, machine, again=0)
     known = list(every_set(graph, decode_assignment(plain, _solved(plain, None)[0]), machine))
     limit = min(peak for _, peak in known)
-    for name in ("SMALL_ENTRIES", "JOINT_ENTRIES"):
-        monkeypatch.setattr(rounds, name, 0)
-    monkeypatch.setattr(rounds, "cross_over_plans", lambda *_: None)
-    monkeypatch.setattr(trials, "solve_restricted", lambda space, plans, prices, *more: (None, prices))
-    found = find_plan(graph, machine, memory_bytes=limit, optimizer="sgd", recompute=True, time_limit=600.0)
+    found = within(graph, machine, limit, COARSE, skip={"crossover"})
     assert found.memory.peak <= limit and found.solver != "least memory"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from autopar.cli.target import load_target
 from autopar.effort import unlimited
 from autopar.importer import capture_graph
@@ -30,7 +28,7 @@ def searched() -> Search:
     graph = capture_graph(target.model, target.args, target.kwargs, mode="train", loss=target.loss, loss_args=target.loss_args)
     machine = Machine(Mesh.parse("dp=2,tp=2"), load_hardware("cpu-cluster"), "communication")
     model = build_model(Space(graph, machine, "adamw", resolve_pins(graph, machine.mesh, {})))
-    search = Search(model, asked(2**34, work=1e6, gap=0.05), again=False)
+    search = Search(model, asked(2**34, work=1e6, gap=0.05), may_recompute=False)
     search.run()
     return search
 
@@ -42,7 +40,7 @@ def ways(search: Search, assignment: Assignment) -> list[int]:
     return [len({alike._repeat_choices(group, repeat, assignment) for repeat in range(len(group.repeats))}) for group in groups]
 
 
-def test_a_layer_of_its_own_kind_joins_the_others() -> None:
+def test_odd_layer_takes_the_sharding_of_the_others() -> None:
     search = searched()
     assert search.best is not None
     problem, _ = search.model.problem(search.limit, InSequence())
@@ -54,16 +52,13 @@ def test_a_layer_of_its_own_kind_joins_the_others() -> None:
             break
     odd = search.schedule(decode_assignment(search.model, choices), None, 0)
     assert max(ways(search, odd.assignment)) > 1
-    search.best = odd
+    search.incumbent.plan = odd
     found = alike.tie_equal_layers(search)
     assert found is not None and found.assignment != odd.assignment and found.seconds <= odd.seconds * (1 + TIED_LAYERS_SHARE)
     entering = {found.assignment.inputs[item.tensor] for item in search.model.space.graph.inputs if item.name.endswith("up.weight")}
     assert len(entering) == 1
 
 
-def test_layers_stay_as_they_are_where_alike_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unequal_layers_stay_where_tying_costs_more_than_it_is_worth() -> None:
     search = searched()
-    assert search.best is not None
-    monkeypatch.setattr(alike, "TIED_LAYERS_SHARE", -0.5)
-    monkeypatch.setattr(alike, "EQUAL", -0.5)
-    assert alike.tie_equal_layers(search) is None
+    assert alike.tie_equal_layers(search, most_increase=-0.5) is None

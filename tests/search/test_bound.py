@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +15,12 @@ import pytest
 from autopar.effort import unlimited
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import step_seconds
-from autopar.search import PROOF, SearchResult, find_plan
+from autopar.search import PROOF, SearchResult, Thresholds, find_plan
 from autopar.search.bounds.surrogate import Evaluation, Master, Term
-from autopar.search.choices.pins import resolve_pins
+from autopar.search.choices.pins import Pins, resolve_pins
 from autopar.search.choices.space import Space
-from autopar.search.driver import phase_table as rounds
-from autopar.search.driver import state as trials
 from autopar.search.driver.phase_table import Search
+from autopar.search.driver.state import UNLIMITED
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
@@ -40,6 +40,7 @@ from tests.search.brute_force import (
     schedule_seconds,
     shortest,
 )
+from tests.search.requests import asked
 from tests.search.small_graphs import small_graph, small_machine, small_pins
 
 EXACT = 1e-9
@@ -246,28 +247,38 @@ def every_list(tasks: tuple[Task, ...], rules: Rules) -> float:
     return go(frozenset(), {}, frozenset(), (), 0.0, dict.fromkeys(links, 0.0))
 
 
-def test_of_a_large_problem_bounds_are_asked_for_while_the_gap_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "LARGE_ENTRIES", 0)
+def test_large_problem_raises_its_bound_while_the_gap_is_wide() -> None:
     graph, machine = small_graph(8), small_machine(8, "2x2")
-    found = find_plan(graph, machine, memory_bytes=trials.UNLIMITED, baselines=False)
-    monkeypatch.setattr(rounds, "LOOSE_GAP", math.inf)
-    first = find_plan(graph, machine, memory_bytes=trials.UNLIMITED, baselines=False)
+    found, first = (
+        find_plan(graph, machine, memory_bytes=UNLIMITED, baselines=False, thresholds=thresholds)
+        for thresholds in (Thresholds(large_entries=0), Thresholds(large_entries=0, loose_gap=math.inf))
+    )
     assert first.gap > 0.2
     assert found.gap < 0.1
     assert found.bound_seconds <= found.seconds
 
 
-@pytest.mark.parametrize("long", [0, math.inf])
-def test_of_a_long_graph_only_the_first_bounds_answer_is_scheduled(long: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduled, solved, solve, choose = list[bool](), list[bool](), Search.solve, Search.solve_choices
-    monkeypatch.setattr(Search, "solve", lambda self, *of, **how: scheduled.append("proves" in how) or solve(self, *of, **how))
-    monkeypatch.setattr(
-        Search, "solve_choices", lambda self, *of, **how: solved.append(how.get("proves", False)) or choose(self, *of, **how)
-    )
-    monkeypatch.setattr(trials, "LONG_GRAPH", long)
-    find_plan(small_graph(9), small_machine(9, "2x2"), memory_bytes=trials.UNLIMITED, baselines=False)
-    assert sum(solved) > 2
-    assert sum(scheduled) == (1 if long == 0 else sum(solved))
+class CountingSearch(Search):
+    """Counts the solves for a bound, and those of them that are scheduled."""
+
+    solved = scheduled = 0
+
+    def solve(self, *given: Any, **options: Any) -> Any:
+        self.scheduled += "proves" in options
+        return super().solve(*given, **options)
+
+    def solve_choices(self, *given: Any, **options: Any) -> Any:
+        self.solved += options.get("proves", False)
+        return super().solve_choices(*given, **options)
+
+
+@pytest.mark.parametrize("long_graph", [0, math.inf])
+def test_bound_of_a_long_graph_schedules_its_first_solution_alone(long_graph: float) -> None:
+    model = build_model(Space(small_graph(9), small_machine(9, "2x2"), "adamw", Pins()))
+    search = CountingSearch(model, asked(UNLIMITED, thresholds=Thresholds(long_graph=long_graph)), may_recompute=False)
+    search.run()
+    assert search.solved > 2
+    assert search.scheduled == (1 if long_graph == 0 else search.solved)
 
 
 @pytest.mark.parametrize("seed", range(80))

@@ -12,18 +12,14 @@ import pytest
 
 import solvers
 from autopar import effort
-from autopar.effort import Budget
 from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.graph import Graph
 from autopar.schedule.tuning import LimitSearch
-from autopar.search import SearchResult, find_plan
-from autopar.search.bounds.surrogate import Master, Multipliers
-from autopar.search.choices.space import BudgetExhausted, Space
+from autopar.search import SearchResult, Thresholds, find_plan
+from autopar.search.choices.space import Space
 from autopar.search.driver import find_plan as finding
-from autopar.search.driver import phase_table as rounds
-from autopar.search.driver import state as trials
+from autopar.search.driver.phase_table import BY_STEP
 from autopar.search.folding.fold import Folding
-from autopar.search.settings import BOUND_ROUNDS
 from cost_models import Machine
 from solvers import Problem, Solution
 from tests.search import test_folding
@@ -32,6 +28,10 @@ from tests.search.small_graphs import small_graph, small_machine
 UNLIMITED = 2**62
 ENDS = 6
 """So many moments, evenly over a search, at which it is ended."""
+
+
+FROM_MERGED_AXES = Thresholds(coarse_entries=0)
+"""Thresholds under which three axes are searched from plans of merged axes."""
 
 
 def many_axes() -> tuple[Graph, Machine]:
@@ -84,10 +84,9 @@ def ended(case: Callable[[], tuple[Graph, Machine]], last: float, end: Callable[
     """What a search gives that is ended at a moment; None where that is an error."""
     graph, machine = case()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finding, "COARSE_ENTRIES", 0)
         moments = Moments(patch, last, end)
         try:
-            return find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0), moments
+            return find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0, thresholds=FROM_MERGED_AXES), moments
         except (KeyboardInterrupt, TimeLimitError):
             return None, moments
 
@@ -99,7 +98,7 @@ def interrupt() -> None:
 @pytest.mark.usefixtures("short_search")
 @pytest.mark.parametrize("case", SEARCHES)
 @pytest.mark.parametrize("way", ["interrupted", "late"])
-def test_a_search_that_is_ended_gives_the_best_so_far(case: Callable[[], tuple[Graph, Machine]], way: str) -> None:
+def test_ended_search_gives_the_best_plan_so_far(case: Callable[[], tuple[Graph, Machine]], way: str) -> None:
     """From the first schedule on there is a plan."""
     _, whole = ended(case, math.inf, interrupt)
     given = 0
@@ -120,48 +119,46 @@ def test_a_search_that_is_ended_gives_the_best_so_far(case: Callable[[], tuple[G
     assert given
 
 
-@pytest.mark.parametrize("roomy", [False, True])
-def test_ctrl_c_in_a_solve_without_an_answer_ends_the_search(monkeypatch: pytest.MonkeyPatch, roomy: bool) -> None:
-    """The solver gives what it has, which may be nothing, or an answer without the limit that does not keep to it: nothing follows."""
-    solve, asked = trials.solve_interruptibly, list[Problem]()
+def interrupted_at(monkeypatch: pytest.MonkeyPatch, last: int, keeps: bool, **options: Any) -> tuple[SearchResult, int]:
+    """The result of a search that Ctrl-C ends in its solve number ``last``, and the number of its solves.
 
-    def interrupted(problem: Problem, budget: Budget, **options: Any) -> Solution:
-        asked.append(problem)
-        found = solve(problem, budget, **options)
-        return replace(found, choices=found.choices if roomy else None, peak_usage=None, message=solvers.INTERRUPTED)
+    Args:
+        keeps: whether the solver returns the solution that it has so far.
+    """
+    solve, count = solvers.solve, 0
 
-    monkeypatch.setattr(trials, "solve_interruptibly", interrupted)
-    limit = UNLIMITED if roomy else find_plan(small_graph(1), small_machine(1, "2x2"), memory_bytes=UNLIMITED).memory.peak
-    asked.clear()
-    found = find_plan(small_graph(1), small_machine(1, "2x2"), memory_bytes=limit)
-    assert found.interrupted and len(asked) == 1
+    def interrupted(problem: Problem, **how: Any) -> Solution:
+        nonlocal count
+        count += 1
+        found = solve(problem, **how)
+        if count < last:
+            return found
+        return replace(found, choices=found.choices if keeps else None, peak_usage=None, message=solvers.INTERRUPTED)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(solvers, "solve", interrupted)
+        found = find_plan(small_graph(8), small_machine(8, "2x2"), **options)
+    return found, count
 
 
-def test_ctrl_c_in_a_solve_of_which_no_schedule_is_made_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large problem the answers of the later bounds are not scheduled."""
-    choose, chosen = trials.SearchState.solve_choices, list[bool]()
+@pytest.mark.parametrize("thresholds", [Thresholds(), Thresholds(large_entries=0, loose_gap=0.0)], ids=["small", "large"])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_ctrl_c_in_any_solve_ends_the_search_with_a_plan(monkeypatch: pytest.MonkeyPatch, keeps: bool, thresholds: Thresholds) -> None:
+    """In a large problem solutions for later bounds have no schedule, but the search notices Ctrl-C in their solves as well."""
+    options = {"memory_bytes": UNLIMITED, "gap": 0.0, "thresholds": thresholds}
+    _, solves = interrupted_at(monkeypatch, sys.maxsize, True, **options)
+    assert solves > 2
+    for last in range(1, solves + 1):
+        found, count = interrupted_at(monkeypatch, last, keeps, **options)
+        assert found.interrupted and count == last
+        assert found.bound_seconds <= found.seconds
 
-    def interrupted(self: trials.SearchState, *more: Any, **options: Any) -> Solution | None:
-        scheduled = sys._getframe(1).f_code.co_name == "solve"
-        chosen.append(scheduled)
-        self.idle = BOUND_ROUNDS
-        found = choose(self, *more, **options)
-        if not scheduled and found is not None:
-            self.last_solution = found = replace(found, message=solvers.INTERRUPTED)
-        return found
 
-    def hopeful(self: Master) -> tuple[Multipliers, float, Any]:
-        wanted, _, more = best(self)
-        return wanted, math.inf, more
-
-    best = Master.best_weights
-    monkeypatch.setattr(Master, "best_weights", hopeful)
-    monkeypatch.setattr(trials, "LARGE_ENTRIES", 0)
-    monkeypatch.setattr(trials.SearchState, "solve_choices", interrupted)
-    graph, machine = two_axes_folded()
-    found = find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0)
-    assert found.interrupted and chosen.count(False) == 1 and not chosen[-1]
-    assert found.bound_seconds <= found.seconds
+def test_ctrl_c_in_a_solve_without_the_limit_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The solution may not respect the limit, so no second solve puts it in."""
+    limit = find_plan(small_graph(8), small_machine(8, "2x2"), memory_bytes=UNLIMITED).memory.peak
+    found, count = interrupted_at(monkeypatch, 1, True, memory_bytes=limit, thresholds=Thresholds(roomy=1.0))
+    assert found.interrupted and count == 1 and found.memory.peak <= limit
 
 
 @pytest.mark.slow
@@ -173,20 +170,12 @@ def test_layers_on_their_own_begin_from_whole_plans_of_merged_axes(monkeypatch: 
         return look(part, within, folding, *more) if folding is None else None
 
     graph, machine = many_axes_folded()
-    monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
     monkeypatch.setattr(finding, "search_part", none_folded)
-    found = find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0, baselines=False)
+    found = find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0, baselines=False, thresholds=FROM_MERGED_AXES)
     assert found.searched_assignment is not None and len(found.searched_assignment.strategies) == len(graph.ops)
 
 
-def test_where_time_is_up_before_anything_fits_the_least_memory_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, machine = small_graph(1), small_machine(1, "2x2")
-    free = find_plan(graph, machine, memory_bytes=UNLIMITED)
-
-    def late(*given: Any) -> None:
-        raise BudgetExhausted
-
-    monkeypatch.setattr(rounds, "run_phases", late)
-    with pytest.raises((InfeasibleError, TimeLimitError), match=r"in 4 B a rank.*least (found|known)"):
-        find_plan(graph, machine, memory_bytes=4, baselines=True)
-    assert find_plan(graph, machine, memory_bytes=UNLIMITED).seconds >= free.seconds
+def test_search_that_solves_nothing_names_the_least_memory_known() -> None:
+    phases = frozenset(phase.name for phase in BY_STEP)
+    with pytest.raises(InfeasibleError, match=r"in 4 B a rank.*least known"):
+        find_plan(small_graph(1), small_machine(1, "2x2"), memory_bytes=4, skip=phases)

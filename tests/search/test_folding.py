@@ -15,7 +15,8 @@ from autopar.effort import Budget, unlimited
 from autopar.graph import Graph, Phase
 from autopar.importer import capture_graph
 from autopar.schedule.legality import check_legal
-from autopar.search import find_plan
+from autopar.schedule.tuning import ScheduledPlan
+from autopar.search import Thresholds, find_plan
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.bounds.surrogate import PHASES, Evaluation, Master, Multipliers, Term, floor_of_model, floor_of_space
 from autopar.search.choices.pins import resolve_pins
@@ -219,11 +220,10 @@ def test_sums_of_an_answer_are_those_of_the_whole() -> None:
         assert 0.0 < short.sum_of(Term(phase, path=path), 0.0) <= long.sum_of(Term(phase, path=longest), 0.0) * (1 + 1e-9)
 
 
-def test_a_plan_found_folded_is_as_good_as_the_whole_search_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folded_search_finds_as_good_a_plan_as_the_whole_search() -> None:
     short = find_plan(graph(), machine())
     assert short.sizes["nodes"] < len(models("dp=4")[0].nodes)
-    monkeypatch.setattr("autopar.search.driver.find_plan.fold_layers", lambda whole: None)
-    long = find_plan(graph(), machine())
+    long = find_plan(graph(), machine(), skip={"folding"})
     assert short.seconds <= long.seconds * (1 + 5e-3)
     assert short.bound_seconds <= long.seconds
     assert short.bound_seconds >= long.bound_seconds * (1 - 5e-3)
@@ -309,22 +309,31 @@ def test_pins_on_some_of_the_layers_are_kept() -> None:
     assert folding().pins(everywhere) is not None
 
 
-def test_shorter_graphs_tell_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.search.folding.tied_model.SHORT_DEPTHS", (5, 6))
-    monkeypatch.setattr("autopar.search.folding.tied_model.DEEP_LAYERS", FEWEST_REPEATS + 1)
-    model = replace(models("dp=4")[1])
+class PessimisticSearch(Search):
+    """Schedules at full depth take longer than the estimate ``flattered`` says."""
+
+    flattered: ScheduledPlan | None = None
+
+    def schedule_at_full_depth(self, found: ScheduledPlan) -> ScheduledPlan:
+        exact = super().schedule_at_full_depth(found)
+        return replace(exact, seconds=1.12 * found.seconds) if found is self.flattered else exact
+
+
+EXTRAPOLATED = Thresholds(short_depths=(5, 6), deep_layers=FEWEST_REPEATS + 1)
+"""Thresholds under which this file's graph is deep."""
+
+
+def test_extrapolated_schedule_agrees_with_the_schedule_at_full_depth() -> None:
+    model = replace(models("dp=4")[1], thresholds=EXTRAPOLATED)
     limit = 2**33
-    search = Search(model, asked(limit, work=60.0), False)
+    search = PessimisticSearch(model, asked(limit, work=60.0), False)
     problem, _ = model.problem(None)
     answer = solve(problem, time_limit=600.0, gap=1e-2).choices
     assert answer is not None
     found = search.schedule(decode_assignment(model, model.expand(answer)), None, tries=0)
     assert found.estimated and len(found.schedule.graph.ops) == len(graph().ops) - len(folding().group.repeats[0])
-    flattered, exact = replace(found, seconds=0.98 * found.seconds), search.schedule_at_full_depth
+    search.flattered = flattered = replace(found, seconds=0.98 * found.seconds)
     assert search.offer(found, "auto") and search.offer(flattered, "auto")
-    monkeypatch.setattr(
-        search, "schedule_at_full_depth", lambda one: replace(exact(one), seconds=1.1 * found.seconds) if one is flattered else exact(one)
-    )
     search.settle_best()
     best = search.best
     assert best is not None and not best.estimated and best.schedule.graph is graph(), "what is kept was scheduled whole"

@@ -5,33 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from math import inf
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from autopar import api
-from autopar.check import check
 from autopar.effort import unlimited
 from autopar.rules import is_alias
 from autopar.schedule import Assignment, make_schedule, memory
 from autopar.schedule.legality import check_legal
-from autopar.schedule.tuning import LEAN, ScheduledPlan
+from autopar.schedule.tuning import LEAN
+from autopar.search import Shared, Thresholds, find_plan
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.search.folding.tied_model import TiedModel, tie_model
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
-from autopar.search.ilp.model import InSequence, Model, Weights
+from autopar.search.ilp.model import InSequence
 from autopar.search.ilp.overlap import LearnedOverlap
-from autopar.search.memory import crossover as keeping
-from autopar.search.memory import reduced_limit as scarcity
 from autopar.search.memory.crossover import CrossoverRequest, solve_restricted
 from autopar.search.memory.memory_repair import count_bytes
-from autopar.search.memory.reduced_limit import cross_over_plans
 from autopar.search.settings import CROSSOVER_MOMENTS
 from solvers import solve
 from tests.search.test_folding import folding, graph, machine
@@ -106,51 +99,42 @@ def test_strategies_of_several_plans_are_no_worse_than_of_one() -> None:
     assert together <= min(alone) * (1 + 1e-6)
 
 
-def test_what_is_fitted_fits() -> None:
+def request(limit: int, shares: tuple[float, ...], stops_at_first: bool = False) -> CrossoverRequest:
+    """A crossover with unlimited work."""
+    return CrossoverRequest(limit, CROSSOVER_MOMENTS, 3, 0, unlimited(), shares, stops_at_first)
+
+
+def test_crossover_fits_in_the_limit_and_learns_prices() -> None:
     _, kept, most = answer(tied(*plans()), None)
     limit = int(0.8 * most)
-    with patch("autopar.search.memory.crossover.CROSSOVER_SOLVE_WORK", inf):
-        wanted = CrossoverRequest(limit, CROSSOVER_MOMENTS, 3, 0, unlimited(), (0.95,))
-        found, prices = solve_restricted(space(), plans(), LearnedOverlap.first(0.0), wanted, folding())
+    found, prices = solve_restricted(space(), plans(), LearnedOverlap.first(0.0), request(limit, (0.95,)), folding())
     assert found is not None and found.memory.peak <= limit < peak(kept)
     assert found.schedule.graph is graph() and prices != LearnedOverlap.first(0.0)
     check_legal(found.schedule, "fitted")
 
 
-@pytest.mark.parametrize("first", [False, True])
-def test_a_draft_ends_with_the_first_that_fits(monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
-    shares, run, limit = [], keeping.RestrictedProblem.run, int(0.8 * answer(tied(*plans()), None)[2])
-
-    def noted(self: keeping._Keeping, prices: Weights, share: float, best: ScheduledPlan | None) -> ScheduledPlan | None:
-        shares.append(share)
-        return run(self, prices, share, best)
-
-    monkeypatch.setattr(keeping.RestrictedProblem, "run", noted)
-    monkeypatch.setattr(keeping, "CROSSOVER_SOLVE_WORK", inf)
-    wanted = CrossoverRequest(limit, CROSSOVER_MOMENTS, 3, 0, unlimited(), (1e-6, 0.95, 0.9), first)
-    found, _ = solve_restricted(space(), plans(), LearnedOverlap.first(0.0), wanted, folding())
-    assert found is not None and found.memory.peak <= limit
-    assert shares == ([1e-6, 0.95, 0.95] if first else [1e-6, 0.95, 0.95, 0.9])  # of the first that has answers, other prices too
+def test_crossover_of_a_draft_ends_with_the_first_plan_that_fits() -> None:
+    limit, prices = int(0.8 * answer(tied(*plans()), None)[2]), LearnedOverlap.first(0.0)
+    whole, draft, alone = (
+        solve_restricted(space(), plans(), prices, asked, folding())
+        for asked in (request(limit, (1e-6, 0.95, 0.9)), request(limit, (1e-6, 0.95, 0.9), True), request(limit, (1e-6, 0.95)))
+    )
+    assert draft[0] is not None and alone[0] is not None and draft[0].memory.peak <= limit
+    assert draft[0].assignment == alone[0].assignment and draft[1] == alone[1] != whole[1]
 
 
 @pytest.mark.slow
-def test_no_problem_of_the_whole_depth_is_built_for_a_large_graph() -> None:
+def test_large_folded_problem_is_solved_without_the_whole_one() -> None:
     """A plan that fits is found with the folded problem alone, and is no worse than any written by hand."""
-    free = api.plan(graph(), mesh="dp=2,tp=2", hardware="h100-sxm")
-    limit = int(0.6 * free.predicted.peak_memory_bytes_per_rank)
-    seen: list[int] = []
-    real = build_model
-
-    def build(of: Space) -> Model:
-        seen.append(len(of.graph.ops))
-        return real(of)
-
-    with patch("autopar.search.driver.state.LARGE_ENTRIES", 0), patch("autopar.search.driver.search_model.build_model", build):
-        plan = api.plan(graph(), mesh="dp=2,tp=2", hardware="h100-sxm", memory=limit, time_limit=600.0)
-    assert seen == [len(folding().graph.ops)]
-    assert plan.predicted.peak_memory_bytes_per_rank <= limit and check(plan) == ()
-    assert plan.objective.seconds <= min(row.objective_seconds for row in plan.baselines.values() if row.feasible and row.objective_seconds)
-    assert np.isfinite(plan.objective.bound_seconds) and plan.objective.bound_seconds <= plan.objective.seconds
+    on, shared = machine("dp=2,tp=2"), Shared()
+    limit = int(0.6 * find_plan(graph(), on).memory.peak)
+    found = find_plan(
+        graph(), on, memory_bytes=limit, recompute=True, time_limit=600.0, shared=shared, thresholds=Thresholds(large_entries=0)
+    )
+    assert set(shared.models) == {"folded"}
+    assert found.memory.peak <= limit
+    assert found.seconds <= min(row.seconds for row in found.baselines.values() if row.feasible)
+    assert np.isfinite(found.bound_seconds) and found.bound_seconds <= found.seconds
 
 
 def test_strategies_that_add_a_whole_value_to_a_partial_sum_can_be_made_again() -> None:
@@ -168,22 +152,3 @@ def test_strategies_that_add_a_whole_value_to_a_partial_sum_can_be_made_again() 
                 masked += 1
                 break
     assert masked > 4
-
-
-@pytest.mark.parametrize("estimated", [True, False])
-def test_estimates_of_deep_graphs_are_compared_with_each_other(estimated: bool) -> None:
-    """What a pass is compared with: a schedule at full depth may be longer than its estimate, which hides what the next one gains."""
-    first, seen = SimpleNamespace(estimated=estimated), list[Any]()
-
-    def kept(plans: object, prices: object, budget: object, shares: object, best: object) -> tuple[Any, object]:
-        seen.append(best)
-        trials.gained = len(seen) == 1
-        return first, prices
-
-    counts = {"apart": 0, "limit": 1}
-    flags = {"folded": True, "large": False, "draft": False, "gained": False}
-    trials: Any = SimpleNamespace(model=None, rivals=(), answers=[], kept=kept, **counts, **flags)
-    with patch.object(scarcity, "_solve_within", lambda *asked: "another"):
-        cross_over_plans(trials, LearnedOverlap.first(0.0), unlimited())
-    assert seen == [None, first if estimated else None]
-    assert trials.answers == ["another"]

@@ -6,24 +6,22 @@ import re
 import statistics
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 
 import autopar
 from autopar import zoo
-from autopar.effort import Budget, unlimited
+from autopar.effort import unlimited
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import Limits, make_schedule, memory, step_seconds
 from autopar.schedule.local_search import improve_order
 from autopar.schedule.passes import ENDING, PLACING, ordered, run_passes
 from autopar.schedule.tuning import LEAN
-from autopar.search import find_plan
+from autopar.search import SearchResult, Thresholds, find_plan
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
-from autopar.search.driver import state as trials
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
@@ -31,7 +29,7 @@ from autopar.search.ilp.pair_memory import find_pairs
 from autopar.search.memory.memory_repair import CoverRows, count_bytes, measure_held_bytes, solve_fixed
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
-from solvers import INFINITE, Problem, Solution, evaluate, solve
+from solvers import INFINITE, Problem, evaluate, solve
 from tests.graphs import random_graph, random_schedule
 
 MESHES = ("x=4", "x=2,y=2")
@@ -162,30 +160,19 @@ def test_more_memory_never_costs_more_and_the_least_named_does(seed: int) -> Non
 
 @pytest.mark.usefixtures("short_search")
 @pytest.mark.parametrize("seed", range(4))
-def test_a_limit_that_keeps_nothing_out_is_not_asked_for(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one that does is, after the first answer without it: both find what they find with the limit from the start."""
-    graph, asked, real = random_graph(seed, layers=4), list[int | None](), trials.solve_interruptibly
+def test_plan_is_the_same_whether_the_limit_is_in_the_problem_from_the_start(seed: int) -> None:
+    """A limit is left out of the problem while solutions respect it, and put in after the first that does not."""
+    graph, on = random_graph(seed, layers=4), machine("x=2,y=2")
 
-    def noted(problem: Problem, budget: Budget, **more: Any) -> Solution:
-        asked.append(problem.limit)
-        return real(problem, budget, **more)
+    def within(limit: int, roomy: float) -> SearchResult:
+        return find_plan(graph, on, memory_bytes=limit, time_limit=600.0, thresholds=Thresholds(roomy=roomy))
 
-    monkeypatch.setattr(trials, "solve_interruptibly", noted)
-    free = find_plan(graph, machine("x=2,y=2"), memory_bytes=2**60, time_limit=600.0)
-    assert set(asked) == {None}
+    free = within(2**60, 1.0)
+    assert within(2**60, 0.0).seconds == pytest.approx(free.seconds, rel=1e-12)
     tight = int(0.97 * free.memory.peak)
-    for limit, roomy in ((2**60, 0.0), (tight, 1.0), (tight, 0.0)):
-        monkeypatch.setattr(trials, "ROOMY", roomy)
-        asked.clear()
-        found = find_plan(graph, machine("x=2,y=2"), memory_bytes=limit, time_limit=600.0)
-        assert bool(roomy) == (asked[0] is None) and None not in asked[asked.index(limit) :]
-        assert found.memory.peak <= limit
-        if limit == 2**60:
-            assert found.seconds == pytest.approx(free.seconds, rel=1e-12)
-        elif roomy:
-            first = found
-        else:
-            assert found.seconds == pytest.approx(first.seconds, rel=1e-12)
+    left_out, from_the_start = within(tight, 1.0), within(tight, 0.0)
+    assert left_out.memory.peak <= tight and from_the_start.memory.peak <= tight
+    assert left_out.seconds == pytest.approx(from_the_start.seconds, rel=1e-12)
 
 
 def images(batch: int = 64) -> Graph:

@@ -1,5 +1,6 @@
 """Meshes of three axes searched from plans of merged axes, near the best so far, against the search over all choices."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -8,15 +9,13 @@ import pytest
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import find_rule, strategies
-from autopar.schedule.tuning import Sample, best_schedule
-from autopar.search import SearchResult, find_plan
-from autopar.search.baselines.recipes import find_baselines
+from autopar.schedule import Limits
+from autopar.schedule.tuning import LimitSearch, Sample, ScheduledPlan, best_schedule
+from autopar.search import Thresholds, find_plan
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
-from autopar.search.coarsening.merged_axes import AxisMerge, axis_merges
+from autopar.search.coarsening.merged_axes import axis_merges
 from autopar.search.coarsening.one_axis import one_axis_neighbourhood
-from autopar.search.driver import find_plan as finding
-from autopar.search.driver import phase_table as rounds
 from autopar.search.settings import PROOF
 from autopar.sharding import Blocks, ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
@@ -80,18 +79,17 @@ def test_around_a_plan_one_axis_is_used_otherwise(seed: int) -> None:
     assert more or not graph.ops
 
 
-def of_merged_axes(graph: Graph, merging: AxisMerge, monkeypatch: pytest.MonkeyPatch, **options: Any) -> SearchResult:
-    """The plan that is begun from: unequal parts are those of one axis of the mesh itself."""
-    with monkeypatch.context() as patch:
-        patch.setattr(finding, "resolve_pins", lambda *_: merging.pins(Pins()))
-        return find_plan(graph, merging.machine, memory_bytes=UNLIMITED, **options)
+FROM_MERGED_AXES = Thresholds(coarse_entries=0, whole_gap=2.0)
+"""Thresholds under which three axes are searched from plans of merged axes, in their neighbourhoods."""
+THEN_ALL = replace(FROM_MERGED_AXES, whole_gap=-1.0)
+"""Thresholds under which all choices are searched after that."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_plan_of_merged_axes_is_as_good_on_the_mesh_itself(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_merged_axes_is_as_good_on_the_mesh_itself(seed: int) -> None:
     graph, machine = small_graph(seed), small_machine(seed, "2x2x2")
     for merging in axis_merges(machine, 2):
-        found = of_merged_axes(graph, merging, monkeypatch, baselines=False)
+        found = find_plan(graph, merging.machine, memory_bytes=UNLIMITED, baselines=False)
         assert found.scheduled_plan is not None
         assignment = merging.assignment(found.scheduled_plan.assignment)
         samples = (Sample(1.0, graph, assignment),)
@@ -100,100 +98,72 @@ def test_a_plan_of_merged_axes_is_as_good_on_the_mesh_itself(seed: int, monkeypa
         assert here.seconds * graph.microbatches <= found.seconds * ROOM, merging.machine.mesh
 
 
-@pytest.mark.parametrize("wide", [2.0, -1.0])
+@pytest.mark.parametrize("thresholds", [FROM_MERGED_AXES, THEN_ALL], ids=["nearby", "all"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_plans_found_nearby_keep_their_bound(seed: int, wide: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound holds for the best over all choices; no plan costs more than those of merged axes, whether it is then looked around them or
-    over all choices. (It may cost less than the bound of the search over all choices says, which knows one order of the axes on a dim
-    alone: see ``sharding.ALL_ORDERS``.)"""
+def test_plan_from_merged_axes_is_no_worse_than_theirs_and_keeps_a_true_bound(seed: int, thresholds: Thresholds) -> None:
+    """The bound holds for the best over all choices. (A plan may beat the bound of the search over all choices, which knows one order of
+    the axes on a dim alone: see ``sharding.ALL_ORDERS``.)"""
     graph, machine = small_graph(seed), small_machine(seed, "2x2x2")
     whole = find_plan(graph, machine, memory_bytes=UNLIMITED)
-    merged = [of_merged_axes(graph, merging, monkeypatch) for merging in axis_merges(machine, 2)]
-    looked, around = [], finding.one_axis_neighbourhood
-    monkeypatch.setattr(finding, "one_axis_neighbourhood", lambda space, plans: (looked.append(plans), around(space, plans))[1])
-    monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
-    monkeypatch.setattr(finding, "WHOLE_GAP", wide)
-    found = find_plan(graph, machine, memory_bytes=UNLIMITED)
-    assert bool(looked) == (wide > 1)
-    written = find_baselines(Space(graph, machine, found.optimizer, Pins()))[0].values()
-    assert all(plan in plans for plans in looked for plan in written), "operators may be split as by hand, too"
+    merged = [find_plan(graph, merging.machine, memory_bytes=UNLIMITED) for merging in axis_merges(machine, 2)]
+    found = find_plan(graph, machine, memory_bytes=UNLIMITED, thresholds=thresholds)
     assert found.bound_seconds <= whole.seconds * ROOM, "a bound on every plan"
     assert found.bound_seconds <= found.seconds
     assert found.seconds <= min(item.seconds for item in merged) * ROOM
+    assert found.seconds <= min((item.seconds for item in found.baselines.values() if item.feasible), default=math.inf) * ROOM
     assert set(found.baselines) == set(whole.baselines)
+    assert all(found.sizes[key] <= whole.sizes[key] for key in whole.sizes)
+    assert thresholds is FROM_MERGED_AXES or found.sizes == whole.sizes, "all choices are in the problem"
 
 
-def test_a_plan_below_the_bound_of_the_meshs_own_choices_has_that_of_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was begun from on merged axes, and is not called optimal for having no other bound."""
+def test_plan_below_the_bound_of_the_meshs_own_choices_reports_the_floor() -> None:
+    """The plan was a warm start from merged axes, and is not called optimal for having no other bound."""
     graph, machine = small_graph(0), small_machine(0, "2x2x2")
-    merged = [of_merged_axes(graph, merging, monkeypatch) for merging in axis_merges(machine, 2)]
-    monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
-    monkeypatch.setattr(finding, "WHOLE_GAP", -1.0)
-    found = find_plan(graph, machine, memory_bytes=UNLIMITED)
-    assert found.seconds < found.own_seconds, "what is tried here"
+    merged = [find_plan(graph, merging.machine, memory_bytes=UNLIMITED) for merging in axis_merges(machine, 2)]
+    found = find_plan(graph, machine, memory_bytes=UNLIMITED, thresholds=THEN_ALL)
+    assert found.seconds < found.own_seconds, "the case that is tried here"
     assert found.floor_seconds == found.bound_seconds <= min(item.bound_seconds for item in merged) * ROOM
     assert found.bound_seconds < found.seconds
     assert found.status == "feasible"
 
 
-def test_a_plan_of_merged_axes_keeps_its_limits_where_it_is_begun_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, machine, drafts = small_graph(10), small_machine(10, "2x2x2"), []
-    made, begin = finding._draft_merged_plans, rounds.Search.__init__
+def test_warm_start_from_merged_axes_keeps_its_schedule_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own schedule on the mesh itself is as short, though no other limits are tried there."""
+    graph, machine, run = small_graph(10), small_machine(10, "2x2x2"), LimitSearch.run
+    drafts = [find_plan(graph, merging.machine, memory_bytes=UNLIMITED, baselines=False) for merging in axis_merges(machine, 2)]
 
-    def noted(*given: Any, **options: Any) -> Any:
-        drafts.append(made(*given, **options))
-        return drafts[-1]
+    def impatient(tuning: LimitSearch, start: Limits | None, tries: int, *more: Any, **options: Any) -> ScheduledPlan:
+        return run(tuning, start, 0 if tuning.machine.mesh == machine.mesh else tries, *more, **options)
 
-    def impatient(self: rounds.Search, *given: Any) -> None:
-        begin(self, *given)
-        self.tries = 24 * (self.model.space.machine.mesh != machine.mesh)
-
-    monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
-    monkeypatch.setattr(finding, "WHOLE_GAP", 2.0)
-    monkeypatch.setattr(finding, "_draft_merged_plans", noted)
-    monkeypatch.setattr(rounds.Search, "__init__", impatient)
-    found = find_plan(graph, machine, memory_bytes=UNLIMITED)
-    assert found.seconds <= drafts[0][1].seconds * ROOM
+    monkeypatch.setattr(LimitSearch, "run", impatient)
+    found = find_plan(graph, machine, memory_bytes=UNLIMITED, thresholds=FROM_MERGED_AXES)
+    assert found.seconds <= min(draft.seconds for draft in drafts) * ROOM
 
 
-@pytest.mark.parametrize(("gap", "asked"), [(1.0, 1), (PROOF, 2)])
-def test_of_merged_axes_no_more_plans_are_asked_for_than_the_gap_wants(
-    gap: float, asked: int, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    graph, machine, real, meshes = small_graph(2), small_machine(2, "2x2x2"), finding._search_mesh, []
-
-    def counted(graph: Graph, machine: Machine, *more: Any) -> SearchResult:
-        meshes.append(str(machine.mesh))
-        return real(graph, machine, *more)
-
-    monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
-    monkeypatch.setattr(finding, "_search_mesh", counted)
-    assert find_plan(graph, machine, memory_bytes=UNLIMITED, gap=gap).bound_seconds > 0
-    assert len(meshes) == 1 + asked, meshes
+@pytest.mark.parametrize(("gap", "searches"), [(1.0, 1), (PROOF, 2)])
+def test_no_more_merged_meshes_are_searched_than_the_gap_asks_for(gap: float, searches: int) -> None:
+    graph, machine = small_graph(2), small_machine(2, "2x2x2")
+    found = find_plan(graph, machine, memory_bytes=UNLIMITED, gap=gap, thresholds=Thresholds(coarse_entries=0))
+    assert found.bound_seconds > 0
+    assert sum(record.name == "merged axes: baselines" for record in found.trace) == searches
 
 
-def test_what_nothing_nearby_fits_is_refused_by_the_search_over_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
+def test_limit_that_no_neighbour_fits_is_refused_by_the_search_over_all_choices() -> None:
     with pytest.raises(InfeasibleError, match="least"):
-        find_plan(small_graph(1), small_machine(1, "2x2x2"), memory_bytes=1)
+        find_plan(small_graph(1), small_machine(1, "2x2x2"), memory_bytes=1, thresholds=Thresholds(coarse_entries=0))
 
 
-def test_over_all_choices_it_goes_only_with_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, machine, looked, around = small_graph(1), small_machine(1, "2x2x2"), [], finding.one_axis_neighbourhood
-    monkeypatch.setattr(finding, "one_axis_neighbourhood", lambda space, plans: (looked.append(plans), around(space, plans))[1])
-    monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
-    monkeypatch.setattr(finding, "WHOLE_GAP", -1.0)
-    peak = find_plan(graph, machine, memory_bytes=UNLIMITED).memory.peak
-    assert not looked
-    find_plan(graph, machine, memory_bytes=int(1.5 * peak))
-    assert looked, "the best plan of merged axes holds more than half of the memory"
-    looked.clear()
-    monkeypatch.setattr(finding, "ENTRIES_PER_WORK", 1)
-    find_plan(graph, machine, memory_bytes=UNLIMITED)
-    assert looked, "so many choices would take more than the time limit"
+def test_all_choices_are_searched_only_with_work_and_memory_to_spare() -> None:
+    graph, machine = small_graph(1), small_machine(1, "2x2x2")
+    whole = find_plan(graph, machine, memory_bytes=UNLIMITED, thresholds=THEN_ALL)
+    assert whole.sizes == find_plan(graph, machine, memory_bytes=UNLIMITED).sizes
+    tight = find_plan(graph, machine, memory_bytes=int(1.5 * whole.memory.peak), thresholds=THEN_ALL)
+    assert tight.sizes["choices"] < whole.sizes["choices"], "the best plan of merged axes holds more than half of the memory"
+    hurried = find_plan(graph, machine, memory_bytes=UNLIMITED, thresholds=replace(THEN_ALL, entries_per_work=1))
+    assert hurried.sizes["choices"] < whole.sizes["choices"], "all choices would take more work than is left"
 
 
-def test_blocks_of_a_fused_weight_are_split_by_no_merged_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merged_axis_never_splits_blocks_of_a_fused_weight() -> None:
     """Two axes cannot split each block of one dim, so a merged one may not either: its plans would be nobody's."""
     blocks = Blocks(0, 3)
     tensors = {name: Tensor(name, shape, "float32") for name, shape in {"x": (8, 16), "w": (3, 16, 16), "y": (8, 3, 16)}.items()}
@@ -206,6 +176,5 @@ def test_blocks_of_a_fused_weight_are_split_by_no_merged_axis(monkeypatch: pytes
         specs = space.input_specs(inputs[1])
         assert any(any(spec.dims) for spec in specs)
         assert all(blocks.own_spec(merging.spec(spec), machine.mesh.sizes) is not None for spec in specs)
-    monkeypatch.setattr(finding, "COARSE_ENTRIES", 0)
     limit = 4 * 8 * 16 + 4 * 8 * 48 + 4 * 3 * 16 * 16 // 2
-    find_plan(graph, machine, memory_bytes=limit)  # the weight has to be split
+    find_plan(graph, machine, memory_bytes=limit, thresholds=Thresholds(coarse_entries=0))  # the weight has to be split

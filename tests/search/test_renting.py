@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
-from autopar.effort import Budget, unlimited
+from autopar.effort import unlimited
 from autopar.schedule import make_schedule, memory, step_seconds
 from autopar.schedule.tuning import LEAN
 from autopar.search.baselines.checkpointing import apply_policies
 from autopar.search.baselines.recipes import find_baselines
-from autopar.search.bounds import memory_dual as renting
-from autopar.search.bounds.memory_dual import MemoryPriced, lagrangian_bound
-from autopar.search.bounds.surrogate import Master, Multipliers, Path, Term
+from autopar.search.bounds.memory_dual import lagrangian_bound
+from autopar.search.bounds.surrogate import Master, Multipliers, Term
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
-from autopar.search.driver import phase_table as rounds
 from autopar.search.driver.phase_table import Search
 from autopar.search.folding.tied_model import TiedModel, tie_model
 from autopar.search.ilp.build import build_model
+from autopar.search.ilp.critical_path import Path
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
-from autopar.search.settings import DUAL_PRICE_SHARE
-from solvers import Problem, Solution, solve
+from autopar.search.settings import DUAL_LEAST_SHARE
+from solvers import solve
 from tests.search.requests import asked, budget
 from tests.search.small_graphs import small_machine
 from tests.search.test_again import chain, drawn, every_set, one_rank
@@ -93,28 +93,27 @@ def test_no_plan_on_a_mesh_is_below_it() -> None:
 
 
 @pytest.mark.slow
-def test_less_memory_costs_more_and_all_layers_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bound_with_folded_layers_is_near_that_of_the_whole_graph() -> None:
     """Without chains of dependencies, of which there are more in the whole graph than its answers tell in so few rounds."""
-    monkeypatch.setattr(Master, "longest_path", lambda self, *of: Path((), ()))
     model, whole = tied(MESH), heavy(Space(graph(), machine(MESH), "adamw", Pins()))
     assert not model.is_idle(model.op_times[folding().group.repeats[1][0]])
     times = rests(model)
     later = [whole.op_times[name] for name, at in model.op_times.items() if at in times]
     allowed = 0.55 * lean_peak(MESH)
-    found = [lagrangian_bound(some, first(some), allowed, at, unlimited()) for some, at in ((whole, later), (model, times))]
-    free = lagrangian_bound(whole, first(whole), 2.0**60, later, unlimited())
+    pairs = ((whole, later), (model, times))
+    found = [lagrangian_bound(some, first(some), allowed, at, unlimited(), has_paths=False) for some, at in pairs]
+    free = lagrangian_bound(whole, first(whole), 2.0**60, later, unlimited(), has_paths=False)
     assert found[0] > free * 1.001, "memory is short"
     assert found[0] * 0.97 <= found[1] <= found[0] * (1 + 2e-3), "a bound on layers left free"
 
 
 @pytest.mark.slow
-def test_chains_tell_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_raise_the_bound_where_collectives_are_slow() -> None:
     """Where gathers and reductions take long: for the loss's own call nobody waits."""
     mesh = "dp=8"
     model, allowed = tied(mesh), 0.8 * lean_peak(mesh)
     chained = lagrangian_bound(model, first(model), allowed, rests(model), unlimited())
-    monkeypatch.setattr(Master, "longest_path", lambda self, *of: Path((), ()))
-    assert chained > lagrangian_bound(model, first(model), allowed, rests(model), unlimited()) * 1.001
+    assert chained > lagrangian_bound(model, first(model), allowed, rests(model), unlimited(), has_paths=False) * 1.001
 
 
 def test_weights_without_paths() -> None:
@@ -123,45 +122,20 @@ def test_weights_without_paths() -> None:
     assert mixed.without_paths().weights == {Term("forward", "node"): 1.0, Term("backward", compute=True): 1.0}
 
 
-def test_without_work_nothing_is_solved() -> None:
+def test_bound_without_work_is_zero() -> None:
     model = tied(MESH)
     assert lagrangian_bound(model, first(model), 1.0, rests(model), budget(0.0)) == 0.0
 
 
-def test_prices_end_where_more_of_them_could_bring_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prices_end_where_more_of_them_could_gain_little() -> None:
     some, on = chain(6), one_rank()
     model = heavy(Space(some, on, "sgd", Pins()))
     limit = min(peak for _, peak in every_set(some, decode_assignment(build_model(model.space), answer(build_model(model.space))), on))
-    solved, real = list[Problem](), renting.solve
-
-    def counted(problem: Problem, given: Budget, **how: Any) -> Solution:
-        solved.append(problem)
-        return real(problem, given, **how)
-
-    monkeypatch.setattr(renting, "solve", counted)
-    best, most = lagrangian_bound(model, first(model), float(limit), rests(model), unlimited()), len(solved)
-    found = lagrangian_bound(model, first(model), float(limit), rests(model), unlimited(), 0.05)
-    assert len(solved) - most < most
+    given, less = unlimited(), unlimited()
+    best = lagrangian_bound(model, first(model), float(limit), rests(model), given)
+    found = lagrangian_bound(model, first(model), float(limit), rests(model), less, 0.05)
+    assert less.meter.spent < given.meter.spent
     assert best / 1.05 <= found <= best
-
-
-def test_work_is_left_for_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much each solve takes of what it may."""
-    given, left, real, model = budget(10.0), list[float](), renting.solve, tied(MESH)
-
-    def slow(problem: Problem, turn: Budget, **how: Any) -> Solution:
-        found = real(problem, budget(600.0), **how)
-        turn.charge(turn.left)
-        return found
-
-    def proved(self: TiedModel, weights: MemoryPriced, bound: float, optimum: float, turn: Budget, choices: np.ndarray) -> float:
-        left.append(turn.left)
-        return bound
-
-    monkeypatch.setattr(renting, "solve", slow)
-    monkeypatch.setattr(TiedModel, "prove_bound", proved)
-    assert lagrangian_bound(model, first(model), 1.0, rests(model), given) != 0.0
-    assert left == [pytest.approx((1 - DUAL_PRICE_SHARE) * 10.0)]
 
 
 def searched(spent: float) -> Search:
@@ -171,22 +145,29 @@ def searched(spent: float) -> Search:
     return search
 
 
-@pytest.mark.parametrize(("given", "asks"), [(35.0, True), (9.0, False)])
-def test_too_little_work_is_not_begun(monkeypatch: pytest.MonkeyPatch, given: float, asks: bool) -> None:
-    """A tenth of the search's 100 work seconds at least."""
-    turns, search = list[float](), searched(0.0)
-    search.weights = first(search.model)
-    monkeypatch.setattr(rounds, "lagrangian_bound", lambda model, weights, limit, times, turn, enough: turns.append(turn.left) or 0.0)
-    search.price_memory(search.budget.at_most(given))
-    assert turns == [given] * asks
+def test_memory_dual_is_not_begun_with_little_work() -> None:
+    search = searched(0.0)
+    search.price_memory(search.budget.at_most(0.9 * DUAL_LEAST_SHARE * 100.0))
+    assert search.budget.meter.spent == 0.0 and search.bound == search.claims.bound
+
+
+@dataclass
+class CountingModel(TiedModel):
+    """Counts the proofs for free layers."""
+
+    proofs: int = 0
+
+    def prove_bound(self, *given: Any) -> float:
+        self.proofs += 1
+        return 0.0
 
 
 @pytest.mark.parametrize(("spent", "settles"), [(0.0, True), (105.0, True), (111.0, False)])
-def test_a_last_proof_passes_the_budget_by_little(monkeypatch: pytest.MonkeyPatch, spent: float, settles: bool) -> None:
+def test_last_proof_exceeds_the_budget_by_little(spent: float, settles: bool) -> None:
     """A tenth of the budget of 100 work seconds and half a second, less what two solves have taken."""
-    proofs, search = list[float](), searched(spent)
-    search.proving = 0.1
-    search.claims = [(1.0, 1.0, first(search.model), answer(search.model))]
-    monkeypatch.setattr(TiedModel, "prove_bound", lambda self, *of: proofs.append(spent) or 0.0)
+    search = searched(spent)
+    search.model = model = CountingModel(**{item.name: getattr(search.model, item.name) for item in fields(search.model)})
+    search.claims.longest_solve = 0.1
+    search.claims.pending = [(1.0, 1.0, first(model), answer(model))]
     search.prove_claims(search.budget)
-    assert bool(proofs) is settles and not search.claims
+    assert bool(model.proofs) is settles and not search.claims.pending

@@ -14,14 +14,12 @@ from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.search.driver import find_plan as finding
 from autopar.search.driver import phase_table as rounds
-from autopar.search.driver.state import SearchState
-from autopar.search.folding import tied_model as folded
-from autopar.search.folding.tied_model import TiedModel
+from autopar.search.driver.phase_table import Search
+from autopar.search.folding.tied_model import TiedModel, tie_model
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.model import Model
-from autopar.search.settings import FEWEST_REPEATS
 from tests.search.requests import asked as request
-from tests.search.test_folding import folding, graph, machine
+from tests.search.test_folding import EXTRAPOLATED, folding, graph, machine
 
 Assignments = tuple[dict[str, Assignment], dict[str, str]]
 
@@ -53,35 +51,34 @@ def test_a_search_left_for_the_whole_graph_hands_over_what_it_scheduled(asked: l
     found = finding.find_plan(graph(), machine())
     assert [type(model) for model in searched] == [TiedModel, Model]
     assert [type(model) for model in asked] == [TiedModel]
-    monkeypatch.setattr(finding, "fold_layers", lambda graph: None)
-    whole = finding.find_plan(graph(), machine())
+    whole = finding.find_plan(graph(), machine(), skip={"folding"})
     assert {name: (one.seconds, one.memory.peak) for name, one in found.baselines.items()} == {
         name: (one.seconds, one.memory.peak) for name, one in whole.baselines.items()
     }
     assert found.searched_assignment is not None and len(found.searched_assignment.strategies) == len(graph().ops)
 
 
+class CountingSearch(Search):
+    """Counts the schedules at full depth."""
+
+    count = 0
+
+    def schedule_at_full_depth(self, found: ScheduledPlan) -> ScheduledPlan:
+        self.count += 1
+        return super().schedule_at_full_depth(found)
+
+
 @pytest.mark.parametrize("better", [True, False])
-def test_a_plan_is_scheduled_at_full_depth_only_where_it_may_be_the_best(better: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then what shorter graphs tell is enough of plans written by hand, and of those that trail for good."""
-    exact: list[ScheduledPlan] = []
-    before = SearchState.schedule_at_full_depth
-
-    def noted(search: SearchState, plan: ScheduledPlan) -> ScheduledPlan:
-        exact.append(plan)
-        return before(search, plan)
-
-    monkeypatch.setattr(rounds.Search, "schedule_at_full_depth", noted)
-    monkeypatch.setattr(folded, "SHORT_DEPTHS", (5, 6))
-    monkeypatch.setattr(folded, "DEEP_LAYERS", FEWEST_REPEATS + 1)
-    model = folded.tie_model(build_model(Space(folding().graph, machine("dp=4"), "adamw", Pins())), folding())
+def test_baselines_are_scheduled_at_full_depth_only_if_they_may_be_the_best(better: bool) -> None:
+    """Until then extrapolation is enough, and of baselines that trail it stays so."""
+    model = tie_model(build_model(Space(folding().graph, machine("dp=4"), "adamw", Pins())), folding(), EXTRAPOLATED)
     assert model is not None
-    search = rounds.Search(model, request(2**36, work=60.0, gap=0.0, baselines=True), False)
+    search = CountingSearch(model, request(2**36, work=60.0, gap=0.0, baselines=True), False)
     plans = ScheduledBaselines()
     plans.schedule(search, model.space, Pins(), may_recompute=False)
     first = search.best
-    assert first is not None and first.estimated and not exact
-    search.best = replace(first, seconds=first.seconds / 2) if better else first
+    assert first is not None and first.estimated and not search.count
+    search.incumbent.plan = replace(first, seconds=first.seconds / 2) if better else first
     plans.schedule_at_full_depth(search)
-    assert bool(exact) is not better
+    assert bool(search.count) is not better
     assert any(not plan.estimated for plan in plans.rivals.values()) is not better

@@ -79,7 +79,7 @@ class _PricedSolve:
 
 
 def lagrangian_bound(
-    model: Model, weights: Multipliers, allowed: float, times: Sequence[int], budget: Budget, enough: float = 0.0
+    model: Model, weights: Multipliers, allowed: float, times: Sequence[int], budget: Budget, enough: float = 0.0, has_paths: bool = True
 ) -> float:
     """The best bound found, in seconds, on the step of every plan that holds at most ``allowed`` bytes at ``times``; 0 without any.
 
@@ -88,8 +88,9 @@ def lagrangian_bound(
         times: times of the problem at which bytes may have a price.
         budget: work of all solves.
         enough: relative gain below which no other price is tried.
+        has_paths: whether paths of dependencies may get a weight.
     """
-    cuts = Master(model, weights.slowdown, allowed, times)
+    cuts = Master(model, weights.slowdown, allowed, times, has_paths)
     best: _PricedSolve | None = None
     prices: Mapping[int, float] = {}
     least_reachable = math.inf

@@ -72,8 +72,8 @@ def bound_solve_gap(open_gap: float, bound: float, reachable: float) -> float:
 class Search(SearchState):
     """The phases as methods: each improves the incumbent or the bound."""
 
-    def __init__(self, model: Model, asked: SearchRequest, again: bool) -> None:
-        super().__init__(model, asked, again)
+    def __init__(self, model: Model, asked: SearchRequest, may_recompute: bool) -> None:
+        super().__init__(model, asked, may_recompute)
         self.prices = LearnedOverlap.first(self.slowdown)
         """Prices learnt from simulation so far."""
 

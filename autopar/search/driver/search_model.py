@@ -44,8 +44,8 @@ def search_model(
         start: the limits of the schedule passes under which the first of them was scheduled.
     """
     counts = model.space.machine.overlaps and model.planned_graph.mode == "train"
-    again = asked.recompute and counts
-    search = Search(model, asked, again)
+    may_recompute = asked.recompute and counts
+    search = Search(model, asked, may_recompute)
     clock.lap("model")
     meter = asked.budget.meter
     priced = meter.seconds
@@ -62,7 +62,7 @@ def search_model(
     beginning = (
         Phase[Search]("known plans", 1.0, lambda s: bool(known), offer_known),
         Phase[Search]("plans of merged axes", 1.0, lambda s: bool(plans), schedule_given),
-        Phase[Search]("baselines", 1.0, lambda s: asked.baselines, lambda s, budget: written.schedule(s, space, pins, again)),
+        Phase[Search]("baselines", 1.0, lambda s: asked.baselines, lambda s, budget: written.schedule(s, space, pins, may_recompute)),
     )
 
     def begin() -> None:

@@ -28,15 +28,18 @@ from autopar.search.settings import CLOSE_GAP, PROOF, TIED_LAYERS_SHARE, TIED_LA
 from autopar.sharding import ShardingSpec
 
 
-def tie_equal_layers(search: SearchState) -> ScheduledPlan | None:
+def tie_equal_layers(search: SearchState, most_increase: float = TIED_LAYERS_SHARE) -> ScheduledPlan | None:
     """The incumbent of an ended search with its equal layers tied.
 
     None where they are equal already, or where tying costs too much.
+
+    Args:
+        most_increase: relative increase of the objective that equal layers are worth, unless the plan is proved optimal.
     """
     best, model = search.best, search.model
     if best is None or isinstance(model, TiedModel) or best.assignment.again or search.interrupted:
         return None
-    share = EQUAL if search.open_gap <= PROOF else TIED_LAYERS_SHARE
+    share = min(EQUAL, most_increase) if search.open_gap <= PROOF else most_increase
     communication = not model.space.machine.overlaps
     weights: Weights = InSequence() if communication else LearnedOverlap.first(search.slowdown).learn(best.schedule, best.slots)
     problem, _ = model.problem(search.limit, weights)
