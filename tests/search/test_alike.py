@@ -40,7 +40,8 @@ def ways(search: Search, assignment: Assignment) -> list[int]:
     return [len({alike._repeat_choices(group, repeat, assignment) for repeat in range(len(group.repeats))}) for group in groups]
 
 
-def test_odd_layer_takes_the_sharding_of_the_others() -> None:
+def searched_with_an_odd_layer() -> Search:
+    """The same search, whose incumbent now splits one weight of one layer in another way."""
     search = searched()
     assert search.best is not None
     problem, _ = search.model.problem(search.limit, InSequence())
@@ -50,15 +51,19 @@ def test_odd_layer_takes_the_sharding_of_the_others() -> None:
         choices = solve_fixed(search.model, problem, wanted, 0, unlimited())
         if spec != search.best.assignment.inputs[weight] and choices is not None:
             break
-    odd = search.schedule(decode_assignment(search.model, choices), None, 0)
-    assert max(ways(search, odd.assignment)) > 1
-    search.incumbent.plan = odd
+    search.incumbent.plan = search.schedule(decode_assignment(search.model, choices), None, 0)
+    return search
+
+
+def test_odd_layer_takes_the_sharding_of_the_others() -> None:
+    search = searched_with_an_odd_layer()
+    odd = search.best
+    assert odd is not None and max(ways(search, odd.assignment)) > 1
     found = alike.tie_equal_layers(search)
     assert found is not None and found.assignment != odd.assignment and found.seconds <= odd.seconds * (1 + TIED_LAYERS_SHARE)
     entering = {found.assignment.inputs[item.tensor] for item in search.model.space.graph.inputs if item.name.endswith("up.weight")}
     assert len(entering) == 1
 
 
-def test_unequal_layers_stay_where_tying_costs_more_than_it_is_worth() -> None:
-    search = searched()
-    assert alike.tie_equal_layers(search, most_increase=-0.5) is None
+def test_odd_layer_stays_where_equal_layers_cost_more_than_they_are_worth() -> None:
+    assert alike.tie_equal_layers(searched_with_an_odd_layer(), most_increase=-0.5) is None
