@@ -129,7 +129,7 @@ def test_plan_below_the_bound_of_the_meshs_own_choices_reports_the_floor() -> No
 
 def test_warm_start_from_merged_axes_keeps_its_schedule_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own schedule on the mesh itself is as short, though no other limits are tried there."""
-    graph, machine, run = small_graph(10), small_machine(10, "2x2x2"), LimitSearch.run
+    graph, machine, run = small_graph(17), small_machine(17, "2x2x2"), LimitSearch.run
     drafts = [find_plan(graph, merging.machine, memory_bytes=UNLIMITED, baselines=False) for merging in axis_merges(machine, 2)]
 
     def impatient(tuning: LimitSearch, start: Limits | None, tries: int, *more: Any, **options: Any) -> ScheduledPlan:
