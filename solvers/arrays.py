@@ -49,13 +49,6 @@ def ranges(counts: Ints) -> tuple[Ints, Ints]:
     return which, np.arange(len(which)) - offsets(counts)[:-1][which]
 
 
-def cells(rows: Ints, columns: Ints) -> tuple[Ints, Ints, Ints]:
-    """Number the entries of tables that lie one after the other: table, row and column of each."""
-    table, place = ranges(rows * columns)
-    row, column = np.divmod(place, columns[table])
-    return table, row, column
-
-
 VIEWS: dict[type, Callable[..., Any]] = {}
 """For each NamedTuple of arrays the class that kernels read in its place, made of the same fields."""
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solvers.arrays import VIEWS, Floats, Ints, cells, offsets
-from solvers.kernels import views
+from solvers.arrays import VIEWS, Floats, Ints, offsets
+from solvers.kernels import orient_tables, views
 from solvers.kernels.constants import FAR, NEVER
 from solvers.reduction import Core
 
@@ -37,10 +37,8 @@ def pairs(core: Core) -> Pairs:
     sizes = np.diff(core.node_ptr)
     u, v = core.edges[:, 0], core.edges[:, 1]
     low, high = np.minimum(u, v), np.maximum(u, v)
-    costs = forbidding(core.edge_costs)
-    edge, row, column = cells(sizes[u], sizes[v])
-    flipped, ahead = np.empty_like(costs), (u < v)[edge]
-    flipped[core.edge_ptr[edge] + column * sizes[u[edge]] + row] = costs
+    table, turned = np.empty(core.num_entries), np.empty(core.num_entries)
+    orient_tables(core.node_ptr, u.copy(), v.copy(), core.edge_ptr, core.edge_costs, table, turned)
     ends = np.concatenate([low, high])
     other = np.concatenate([high, low])
     incident = np.tile(np.arange(len(low)), 2)
@@ -53,8 +51,8 @@ def pairs(core: Core) -> Pairs:
         low=low,
         high=high,
         at=core.edge_ptr,
-        table=np.where(ahead, costs, flipped),
-        turned=np.where(ahead, flipped, costs),
+        table=table,
+        turned=turned,
         adj_ptr=adj_ptr,
         adj=incident[order],
         split=adj_ptr[:-1] + np.bincount(high, minlength=len(sizes)),

@@ -36,6 +36,7 @@ class Network(NamedTuple):
     edge_waits: Bytes  # [E]
     node_queue: Ints  # [N + 1] ring
     node_waits: Bytes  # [N]
+    touched: Bytes  # [N] 1: costs, tables or neighbours have changed since the choices were last compared
     log: Ints  # [N, 5] kind, node, first, second, where its data begins
     log_data: Ints
     mark: Ints  # [N] scratch, -1

@@ -182,9 +182,9 @@ def _check_sums(problem: Problem) -> None:
     for ptr, costs in ((problem.node_ptr, problem.costs), (problem.edge_ptr, problem.edge_costs)):
         if len(costs) == 0:
             continue
-        finite = np.where(costs >= INFINITE, 0, costs) if int(costs.max()) >= INFINITE else costs
-        if int(finite.max()) * (len(ptr) - 1) < LARGEST_SUM // 2:
+        if int(np.max(costs, where=costs < INFINITE, initial=0)) * (len(ptr) - 1) < LARGEST_SUM // 2:
             continue
+        finite = np.where(costs >= INFINITE, 0, costs)
         total += sum(int(x) for x in np.maximum.reduceat(finite, ptr[:-1]))
     if total >= LARGEST_SUM:
         raise TooLargeError("the costs are out of range: their sum reaches 2^62", "use a coarser unit of cost")

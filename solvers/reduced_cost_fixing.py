@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solvers.arrays import Floats, Ints, cells, offsets
-from solvers.kernels import fill_reduced_costs
+from solvers.arrays import Floats, Ints, offsets
+from solvers.kernels import copy_open_entries, fill_reduced_costs
 from solvers.kernels.constants import NEVER
 from solvers.pairwise import Pairs
 from solvers.problem import INFINITE, Problem
@@ -59,10 +59,10 @@ def fix_by_reduced_cost(core: Core, graph: Pairs, choice: Floats, pair: Floats, 
     counts = np.bincount(owner[kept], minlength=core.num_nodes).astype(np.int64)
     if (counts == 0).any():
         return None
-    node_ptr, sizes, items = offsets(counts), np.diff(graph.ptr), core.items
-    edge, row, column = cells(sizes[graph.low], sizes[graph.high])
-    inside = open_[graph.ptr[graph.low[edge]] + row] & open_[graph.ptr[graph.high[edge]] + column]
-    tables = np.where((pair >= room) | (graph.table >= INFINITE), INFINITE, graph.table)[inside].astype(np.int64)
+    node_ptr, items = offsets(counts), core.items
+    edge_ptr = offsets(counts[graph.low] * counts[graph.high])
+    tables = np.empty(edge_ptr[-1], dtype=np.int64)
+    copy_open_entries(graph, open_.astype(np.uint8), pair, room, INFINITE, tables)
     _, item = items.of(kept)
     item_ptr = offsets(np.diff(items.ptr)[kept])
     limit = int(items.capacity.max(initial=0)) if len(items.capacity) else None
@@ -72,7 +72,7 @@ def fix_by_reduced_cost(core: Core, graph: Pairs, choice: Floats, pair: Floats, 
         node_ptr=np.append(node_ptr, node_ptr[-1] + 1),
         costs=np.append(core.costs[kept], 0),
         edges=np.stack([graph.low, graph.high], axis=1),
-        edge_ptr=offsets(counts[graph.low] * counts[graph.high]),
+        edge_ptr=edge_ptr,
         edge_costs=tables,
         item_ptr=np.append(item_ptr, item_ptr[-1] + len(ballast)),
         item_begin=np.concatenate([items.begin[item], ballast]),

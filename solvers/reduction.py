@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solvers.arrays import Bytes, Ints, cells, offsets
-from solvers.kernels import dominate, link, run_queues, wake
+from solvers.arrays import Bytes, Ints, offsets
+from solvers.kernels import compact_tables, dominate, link, run_queues, wake
 from solvers.kernels.constants import CONSTANT, INFEASIBLE, LOG, NEVER, POOL, SCALARS, UPPER, VISITED
 from solvers.memory import Items, drop_too_large, heavy_nodes, memory, rebuild
 from solvers.presolve_state import Network, grown, undo
@@ -83,9 +83,10 @@ def propagate(net: Network) -> Network:
 
 
 def remove_dominated(net: Network, items: Items) -> bool:
-    """Remove dominated choices; True where any went."""
-    nodes = np.flatnonzero((net.present > 0) & (net.live_count > 1))
+    """Remove dominated choices; True where any went. A node is looked at again when something has changed at it, or in memory."""
+    nodes = np.flatnonzero((net.present > 0) & (net.live_count > 1) & ((net.touched > 0) | (net.heavy > 0)))
     lost = np.zeros(len(nodes), dtype=np.uint8)
+    net.touched[:] = 0
     dominate(net, items, nodes, lost)
     wake(net, nodes[lost > 0], 1)
     return bool(lost.any())
@@ -97,6 +98,10 @@ def network(problem: Problem, heavy: Bytes, upper: int) -> Network:
     sizes = np.diff(problem.node_ptr)
     scalars = np.zeros(SCALARS, dtype=np.int64)
     scalars[POOL], scalars[UPPER] = len(problem.edge_costs), upper
+    pool = np.zeros(2 * len(problem.edge_costs), dtype=np.int64)  # half of it for tables to come, which mostly are fewer
+    tables = pool[: len(problem.edge_costs)]
+    tables[:] = problem.edge_costs
+    tables[problem.edge_costs >= INFINITE] = NEVER
     result = Network(
         ptr=problem.node_ptr,
         live=np.arange(len(problem.costs), dtype=np.int64) - np.repeat(problem.node_ptr[:-1], sizes),
@@ -111,11 +116,12 @@ def network(problem: Problem, heavy: Bytes, upper: int) -> Network:
         ev=problem.edges[:, 1].copy(),
         at=problem.edge_ptr[:-1].copy(),
         edge_live=np.ones(edges, dtype=np.uint8),
-        pool=np.where(problem.edge_costs >= INFINITE, NEVER, problem.edge_costs),
+        pool=pool,
         edge_queue=np.zeros(edges + 1, dtype=np.int64),
         edge_waits=np.zeros(edges, dtype=np.uint8),
         node_queue=np.zeros(nodes + 1, dtype=np.int64),
         node_waits=np.zeros(nodes, dtype=np.uint8),
+        touched=np.ones(nodes, dtype=np.uint8),
         log=np.zeros((nodes, 5), dtype=np.int64),
         log_data=np.zeros(len(problem.edge_costs) + len(problem.costs), dtype=np.int64),
         mark=np.full(nodes, -1, dtype=np.int64),
@@ -137,8 +143,9 @@ def _core(net: Network, items: Items) -> Core:
     original = net.live[places]
     flat = np.repeat(net.ptr[nodes], net.live_count[nodes]) + original
     u, v = net.eu[edges], net.ev[edges]
-    edge, row, column = cells(net.live_count[u], net.live_count[v])
-    k, m = net.live[net.ptr[u[edge]] + row], net.live[net.ptr[v[edge]] + column]
+    edge_ptr = offsets(net.live_count[u] * net.live_count[v])
+    edge_costs = np.empty(edge_ptr[-1], dtype=np.int64)
+    compact_tables(net, edges, edge_costs)
     _, item = items.of(flat)
 
     def expand(choices: Ints) -> Ints:
@@ -157,11 +164,9 @@ def _core(net: Network, items: Items) -> Core:
         node_ptr=node_ptr,
         costs=net.cost[flat],
         edges=np.stack([number[u], number[v]], axis=1),
-        edge_ptr=offsets(net.live_count[u] * net.live_count[v]),
-        edge_costs=net.pool[net.at[edges[edge]] + k * np.diff(net.ptr)[v[edge]] + m],
-        items=items._replace(
-            ptr=offsets(np.diff(items.ptr)[flat]), begin=items.begin[item], end=items.end[item], usage=items.usage[item]
-        ),
+        edge_ptr=edge_ptr,
+        edge_costs=edge_costs,
+        items=items._replace(ptr=offsets(np.diff(items.ptr)[flat]), begin=items.begin[item], end=items.end[item], usage=items.usage[item]),
         constant=int(net.scalars[CONSTANT]),
         infeasible=infeasible,
         work=SETTINGS.visit_work * int(net.scalars[VISITED]),

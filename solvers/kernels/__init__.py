@@ -7,6 +7,7 @@
     log           undoing the steps
     dominance     choices that another can replace
     trws          message passing, its bound and its reduced costs
+    layout        tables copied from one layout to another
     elimination   best choices of nearly all nodes at once
     lns_moves     which of the proposed changes are taken
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 from solvers.arrays import on_arrays
 from solvers.kernels import dominance as _dominance
 from solvers.kernels import elimination as _elimination
+from solvers.kernels import layout as _layout
 from solvers.kernels import lns_moves as _lns_moves
 from solvers.kernels import log as _log
 from solvers.kernels import presolve as _presolve
@@ -29,12 +31,15 @@ from solvers.kernels import views as _views
 from solvers.kernels.views import Graph, Items, Network, Workspace
 
 COMPILED = not any(
-    str(module.__file__).endswith(".py") for module in (_dominance, _elimination, _lns_moves, _log, _presolve, _tables, _trws, _views)
+    str(module.__file__).endswith(".py")
+    for module in (_dominance, _elimination, _layout, _lns_moves, _log, _presolve, _tables, _trws, _views)
 )
 """Whether all kernels run as machine code."""
 
 accept_groups = on_arrays(_lns_moves.accept_groups)
 certify = on_arrays(_trws.certify)
+compact_tables = on_arrays(_layout.compact_tables)
+copy_open_entries = on_arrays(_layout.copy_open_entries)
 dominate = on_arrays(_dominance.dominate)
 extrapolate = on_arrays(_trws.extrapolate)
 fill_reduced_costs = on_arrays(_trws.fill_reduced_costs)
@@ -42,6 +47,7 @@ gather_beliefs = on_arrays(_trws.gather_beliefs)
 group_changes = on_arrays(_lns_moves.group_changes)
 link = on_arrays(_presolve.link)
 maximal_times = on_arrays(_log.maximal_times)
+orient_tables = on_arrays(_layout.orient_tables)
 pass_both = on_arrays(_trws.pass_both)
 plan_order = on_arrays(_elimination.plan_order)
 replay = on_arrays(_log.replay)
@@ -51,6 +57,7 @@ trace = on_arrays(_log.trace)
 wake = on_arrays(_presolve.wake)
 
 __all__ = [
-    "COMPILED", "Graph", "Items", "Network", "Workspace", "accept_groups", "certify", "dominate", "extrapolate", "fill_reduced_costs",
-    "gather_beliefs", "group_changes", "link", "maximal_times", "pass_both", "plan_order", "replay", "run_queues", "sweep", "trace", "wake",
+    "COMPILED", "Graph", "Items", "Network", "Workspace", "accept_groups", "certify", "compact_tables", "copy_open_entries", "dominate",
+    "extrapolate", "fill_reduced_costs", "gather_beliefs", "group_changes", "link", "maximal_times", "orient_tables", "pass_both",
+    "plan_order", "replay", "run_queues", "sweep", "trace", "wake",
 ]  # fmt: skip

@@ -25,9 +25,10 @@ def thin(net: Network, items: Items, i: int) -> bool:
     begin, before, place = net.ptr[i], net.live_count[i], 0
     while place < net.live_count[i]:
         b, gone = net.live[begin + place], False
+        mark_probes(net, i, b)
         for other in range(net.live_count[i]):
             a = net.live[begin + other]
-            if other != place and better(net, i, a, b) and within(items, begin + a, begin + b):
+            if other != place and passes_probes(net, i, a, b) and better(net, i, a, b) and within(items, begin + a, begin + b):
                 gone = True
                 break
         if gone:
@@ -36,7 +37,50 @@ def thin(net: Network, items: Items, i: int) -> bool:
                 net.live[begin + later] = net.live[begin + later + 1]
         else:
             place += 1
+    clear_probes(net, i)
     return net.live_count[i] < before
+
+
+def mark_probes(net: Network, i: int, b: int) -> None:
+    """Mark of each neighbour the choice at which choice b of node i is cheapest: few others replace b there."""
+    end = net.head[i]
+    while end >= 0:
+        e = end >> 1
+        if net.edge_live[e]:
+            w = net.eu[e] if end & 1 else net.ev[e]
+            row, across, least = net.at[e] + b * step_along(net, e, i), step_across(net, e, i), NEVER
+            net.mark[w] = -1
+            for place in range(net.live_count[w]):
+                column = net.live[net.ptr[w] + place]
+                if net.pool[row + column * across] < least:
+                    least, net.mark[w] = net.pool[row + column * across], column
+            net.scalars[VISITED] += net.live_count[w]
+        end = net.following[end]
+
+
+def clear_probes(net: Network, i: int) -> None:
+    """Take the marks away."""
+    end = net.head[i]
+    while end >= 0:
+        net.mark[net.eu[end >> 1] if end & 1 else net.ev[end >> 1]] = -1
+        end = net.following[end]
+
+
+def passes_probes(net: Network, i: int, a: int, b: int) -> bool:
+    """Whether choice a of node i can replace b at the marked choices of all neighbours, as it must to be better."""
+    left, end = net.cost[net.ptr[i] + b] - net.cost[net.ptr[i] + a], net.head[i]
+    while end >= 0 and left >= 0:
+        e = end >> 1
+        w = net.eu[e] if end & 1 else net.ev[e]
+        if net.edge_live[e] and net.mark[w] >= 0:
+            column, step = net.at[e] + net.mark[w] * step_across(net, e, i), step_along(net, e, i)
+            x = net.pool[column + a * step]
+            if x >= NEVER:
+                return False
+            left -= x - net.pool[column + b * step]
+            net.scalars[VISITED] += 1
+        end = net.following[end]
+    return left >= 0
 
 
 def better(net: Network, i: int, a: int, b: int) -> bool:

@@ -98,6 +98,7 @@ def wake_edge(net: Network, e: int) -> None:
 
 def wake_node(net: Network, node: int) -> None:
     """Queue a node."""
+    net.touched[node] = 1
     if net.node_waits[node] == 0 and net.present[node]:
         net.node_waits[node] = 1
         net.node_queue[net.scalars[NODE_TAIL]] = node
@@ -190,6 +191,7 @@ def run_queues(net: Network, largest_table: int) -> bool:
 def revise(net: Network, e: int) -> bool:
     """Tighten one edge; then drop it if its table is zero, or merge along it. True when there is no room."""
     u, v, found = net.eu[e], net.ev[e], tighten(net, e)
+    net.touched[u], net.touched[v] = 1, 1
     if net.scalars[INFEASIBLE]:
         return False
     if found & LOST_FIRST:

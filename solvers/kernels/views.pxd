@@ -18,5 +18,5 @@ cdef class Workspace:
 cdef class Network:
     cdef const int64_t[::1] ptr
     cdef int64_t[::1] live, live_count, cost, degree, head, following, eu, ev, at, pool, edge_queue, node_queue, log_data, mark, scalars
-    cdef uint8_t[::1] present, heavy, edge_live, edge_waits, node_waits
+    cdef uint8_t[::1] present, heavy, edge_live, edge_waits, node_waits, touched
     cdef int64_t[:, ::1] log

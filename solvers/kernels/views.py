@@ -39,4 +39,5 @@ class Network:
     def __init__(self, *arrays: Any) -> None:
         self.ptr, self.live, self.live_count, self.cost, self.present, self.heavy, *rest = arrays
         self.degree, self.head, self.following, self.eu, self.ev, self.at, self.edge_live, self.pool, *rest = rest
-        self.edge_queue, self.edge_waits, self.node_queue, self.node_waits, self.log, self.log_data, self.mark, self.scalars = rest
+        self.edge_queue, self.edge_waits, self.node_queue, self.node_waits, self.touched, *rest = rest
+        self.log, self.log_data, self.mark, self.scalars = rest

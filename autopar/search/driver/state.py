@@ -192,6 +192,8 @@ class SearchState:
         """The limit searches of the last assignments, and whether at full depth."""
         self.warm_start: np.ndarray | None = None
         self.last_solution: Solution | None = None
+        self.free_solution: tuple[Model, Weights, Solution] | None = None
+        """The last solution without a memory limit. Where it respects the limit, it is the solution within it as well."""
         self.has_gained = False
         """Whether the last solve was a gain."""
 
@@ -327,14 +329,17 @@ class SearchState:
                 raise KeyboardInterrupt
             return found
 
-        solution: Solution | None = None
+        solution = self._known_solution(weights) if not proves and limit is None else None
         is_roomy = self.best is not None and self.best.memory.peak <= self.request.thresholds.roomy * self.limit
-        if self.memory.is_loose and asked.limit == self.limit and is_roomy:
-            solution = answer(replace(asked, limit=None))
-            self.memory.is_loose = solution.peak_usage is not None and solution.peak_usage <= self.limit
-            if solution.message == INTERRUPTED and not self.memory.is_loose:
+        if solution is None and self.memory.is_loose and asked.limit == self.limit and is_roomy:
+            free = answer(replace(asked, limit=None))
+            self.memory.is_loose = free.peak_usage is not None and free.peak_usage <= self.limit
+            if free.message == INTERRUPTED and not self.memory.is_loose:
                 raise KeyboardInterrupt
-        self.last_solution = solution = solution if solution is not None and self.memory.is_loose else answer(asked)
+            solution = free if self.memory.is_loose else None
+        self.last_solution = solution = answer(asked) if solution is None else solution
+        if not proves and limit == UNLIMITED:
+            self.free_solution = self.model, weights, solution
         if proves:
             self.claims.longest_solve = max(self.claims.longest_solve, self.budget.meter.spent - began)
             bound = solution.bound * unit / (1 + TIES)
@@ -352,6 +357,14 @@ class SearchState:
         self.answers.append(decode_assignment(self.model, self.warm_start))
         self.solutions.append((self.model, self.warm_start))
         return solution
+
+    def _known_solution(self, weights: Weights) -> Solution | None:
+        """The solution without a memory limit under the same weights, if it respects the limit."""
+        if self.free_solution is None:
+            return None
+        model, known_weights, solution = self.free_solution
+        fits = solution.peak_usage is not None and solution.peak_usage <= self.limit
+        return solution if fits and model is self.model and known_weights == weights else None
 
     def recombine(
         self,
