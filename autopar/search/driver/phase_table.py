@@ -179,7 +179,10 @@ class Search(SearchState):
         cross_over_plans(self, self.prices, budget)
 
     def learn_prices(self, budget: Budget) -> None:
-        """Solves under prices learnt from simulation, each solve from the last solution, until solutions repeat or gain nothing."""
+        """Solves under prices learnt from simulation until solutions repeat or gain nothing; then once more from prices of full overlap.
+
+        Learned prices have local optima: a collective that was waited for stays dear, and its strategy is not chosen again.
+        """
         prices = self.prices
         if self.best is not None and self.memory.free_plan is None:
             prices = LearnedOverlap.first(self.slowdown).learn(self.best.schedule, self.best.slots)
@@ -187,6 +190,12 @@ class Search(SearchState):
         begins = self.has_fitting_plan and not self.memory.repairs_by_crossover and not self.is_folded and not is_tiny
         if begins and self.best is not None:
             self.warm_start = solve_fixed(self.model, self.problem, self.best.assignment, self.request.seed, self.budget)
+        self._learn_from(prices)
+        if self.best is not None and self.has_fitting_plan and not self.is_done():
+            self._learn_from(LearnedOverlap.optimistic(self.slowdown).learn(self.best.schedule, self.best.slots))
+
+    def _learn_from(self, prices: LearnedOverlap) -> None:
+        """Solves one after another, each under prices learnt from the schedule of the last solution."""
         idle, seen = 0, list[np.ndarray]()
         for _ in range(PRICE_ROUNDS):
             found = solve_until_fits(self, prices, CLOSE_GAP)
