@@ -89,12 +89,13 @@ def search_model(
         return found
     ending = (
         Phase[Search]("baselines", 1.0, lambda s: not s.interrupted, lambda s, budget: written.schedule_at_full_depth(s)),
+        Phase[Search]("tied layers", 1.0, lambda s: True, _tie_layers),
         Phase[Search]("final local search", 1.0, lambda s: True, lambda s, budget: s.finish()),
     )
     run_phases(ending, search)
     clock.lap("solve")
     assert search.best is not None
-    best = _tie_layers(search, search.best)
+    best = search.best
     made, interrupted = put_together(lambda: _make_result(search, best, written, clock))
     return replace(made, interrupted=made.interrupted or interrupted)
 
@@ -122,32 +123,32 @@ def price_model(space: Space, clock: StageClock) -> Model:
     return model
 
 
-def _tie_layers(search: Search, best: ScheduledPlan) -> ScheduledPlan:
-    """The incumbent with equal layers tied, if that costs next to nothing."""
-    if "tied layers" in search.telemetry.skip:
-        return best
+def _tie_layers(search: Search, budget: Budget) -> None:
+    """Ties equal layers of the incumbent, if that costs next to nothing."""
+    best = search.best
+    assert best is not None
     try:
-        with search.telemetry.phase("tied layers", search.standing):
-            return tie_equal_layers(search) or best
+        tied = tie_equal_layers(search)
     except (KeyboardInterrupt, BudgetExhausted) as reason:
         search.interrupted |= isinstance(reason, KeyboardInterrupt)
-        return best
+        return
+    if tied is not None:
+        search.incumbent.plan, search.tied_seconds = tied, max(tied.seconds - best.seconds, 0.0)
 
 
 def _make_result(search: Search, best: ScheduledPlan, written: ScheduledBaselines, clock: StageClock) -> SearchResult:
     """The result of a search whose plan is ``best``."""
-    model, untied = search.model, search.best
-    assert untied is not None
+    model = search.model
     schedule = check_legal(free(best.schedule), "the search")
     times, least = model.planned_graph.microbatches, floor_of_model(model)
-    bound = min(bound_to_report(untied.seconds, search.bound, least), best.seconds)
+    bound = bound_to_report(best.seconds, search.bound, least)
     achieved = (best.seconds - bound) / best.seconds if best.seconds > 0 else 0.0
     return SearchResult(
         schedule, times * best.seconds, times * bound, achieved, "optimal" if achieved <= PROOF else "feasible",
         search.seconds, search.incumbent.method, model.space.optimizer, best.memory,
         {name: _make_baseline(rival, search.limit, times) for name, rival in written.rivals.items()},
         written.contradicted, dict(model.space.unknown), search.sizes, clock.laps, search.interrupted, True,
-        times * max(best.seconds - untied.seconds, 0.0), times * search.bound, times * least,
+        times * search.tied_seconds, times * search.bound, times * least,
         scheduled_plan=replace(best, assignment=model.unfold(best.assignment)), searched_assignment=best.assignment,
     )  # fmt: skip
 

@@ -192,6 +192,8 @@ class SearchState:
         """The limit searches of the last assignments, and whether at full depth."""
         self.warm_start: np.ndarray | None = None
         self.last_solution: Solution | None = None
+        self.tied_seconds = 0.0
+        """Increase of the objective for equal layers to lie alike."""
         self.free_solution: tuple[Model, Weights, Solution] | None = None
         """The last solution without a memory limit. Where it respects the limit, it is the solution within it as well."""
         self.has_gained = False
