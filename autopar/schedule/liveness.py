@@ -2,7 +2,7 @@
 
 Every instruction takes and gives back what ``Collective`` and the views among operators say; parameters, buffers and optimizer states are
 there throughout. Of several microbatches the last holds most: it has the sums of gradients beside it and makes of them what leaves.
-Memory itself is counted by ``kernels.peak_bytes``, which the local search asks too; here stands what has which name.
+Memory itself is counted by ``kernels.memory.peak_bytes``, which the local search asks too; here stands what has which name.
 """
 
 from __future__ import annotations

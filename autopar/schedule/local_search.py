@@ -58,7 +58,7 @@ def improve_order(
         moves: judged at most; ``usual_moves`` when not given.
         seed: of the moves drawn.
         keep_program_order: the list has operators in captured order, and they leave it only where no less is held: see
-            ``kernels.descend``.
+            ``kernels.moves.descend``.
     """
     if not schedule.machine.overlaps or not schedule.instructions:
         return Improved(schedule, 0)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.schedule import kernels
+from autopar.schedule.kernels import clock, memory, moves, views
 from solvers.arrays import VIEWS, Floats, Ints, on_arrays
 
 
@@ -201,34 +201,26 @@ class Lives(NamedTuple):
     levels: Ints
 
 
-VIEWS.update({
-    Rows: kernels.Rows,
-    ClockTable: kernels.ClockTable,
-    Timeline: kernels.Timeline,
-    CallTable: kernels.CallTable,
-    InstructionTable: kernels.InstructionTable,
-    StorageTable: kernels.StorageTable,
-    ArraySchedule: kernels.ArraySchedule,
-    Order: kernels.Order,
-    CallCosts: kernels.CallCosts,
-    Lives: kernels.Lives,
-})
+_TABLES = (
+    Rows, ClockTable, Timeline, CallTable, InstructionTable, StorageTable, ArraySchedule, Order, CallCosts, Lives,
+)  # fmt: skip
+VIEWS.update((table, getattr(views, table.__name__)) for table in _TABLES)
 
-COMPILED = not str(kernels.__file__).endswith(".py")
+COMPILED = not any(str(module.__file__).endswith(".py") for module in (clock, memory, moves, views))
 """Whether the loops run as machine code."""
 
-_descend = on_arrays(kernels.descend)
-number_of_call = on_arrays(kernels.number_of_call)
-peak_bytes = on_arrays(kernels.peak_bytes)
-price_calls = on_arrays(kernels.price_calls)
-run_clock = on_arrays(kernels.run_clock)
-step_of = on_arrays(kernels.step_of)
+_descend = on_arrays(moves.descend)
+number_of_call = on_arrays(moves.number_of_call)
+peak_bytes = on_arrays(memory.peak_bytes)
+price_calls = on_arrays(memory.price_calls)
+run_clock = on_arrays(clock.run_clock)
+step_of = on_arrays(clock.step_of)
 
 
 def descend(
     arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, random: Ints, weights: Ints,
-    moves: int, limit: int, captured: int,
+    count: int, limit: int, captured: int,
 ) -> tuple[float, int]:  # fmt: skip
-    """See ``kernels.descend``, which is given its scratch here."""
+    """See ``kernels.moves.descend``, which is given its scratch here."""
     scratch = [np.empty(size, dtype=np.int64) for size in (len(order.items), len(order.items), 3 * len(order.head) + 2)]
-    return _descend(arrays, order, before, costs, timeline, lives, *scratch, random, weights, moves, limit, captured)
+    return _descend(arrays, order, before, costs, timeline, lives, *scratch, random, weights, count, limit, captured)

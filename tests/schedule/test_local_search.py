@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from autopar.graph import Accumulation
-from autopar.schedule import Schedule, kernels, memory, tables
+from autopar.schedule import Schedule, memory, tables
 from autopar.schedule import array_schedule as module
 from autopar.schedule.array_schedule import array_schedule, call_costs, lives_for
 from autopar.schedule.in_place import assign_in_place
@@ -206,16 +208,19 @@ def test_small_lists_take_hardly_more_than_in_any_order() -> None:
 
 
 def _run_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the loops run as plain Python, from the file beside the compiled one."""
-    file = str(Path(str(kernels.__file__)).parent / "kernels.py")
-    spec = spec_from_file_location("plain_kernels", file, loader=SourceFileLoader("plain_kernels", file))
-    assert spec is not None and spec.loader is not None
-    plain = module_from_spec(spec)
-    spec.loader.exec_module(plain)
+    """Have the loops run as plain Python, from the files beside the compiled ones."""
+    plain, folder = dict[str, ModuleType](), Path(str(tables.moves.__file__)).parent
+    for room in ("views", "clock", "memory", "moves"):
+        name, file = f"autopar.schedule.kernels.{room}", str(folder / f"{room}.py")
+        spec = spec_from_file_location(name, file, loader=SourceFileLoader(name, file))
+        assert spec is not None and spec.loader is not None
+        plain[room] = module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, plain[room])
+        spec.loader.exec_module(plain[room])
     for table in [table for table in VIEWS if table.__module__ == tables.__name__]:
-        monkeypatch.setitem(VIEWS, table, getattr(plain, table.__name__))
-    monkeypatch.setattr(tables, "_descend", on_arrays(plain.descend))
-    monkeypatch.setattr(module, "price_calls", on_arrays(plain.price_calls))
+        monkeypatch.setitem(VIEWS, table, getattr(plain["views"], table.__name__))
+    monkeypatch.setattr(tables, "_descend", on_arrays(plain["moves"].descend))
+    monkeypatch.setattr(module, "price_calls", on_arrays(plain["memory"].price_calls))
 
 
 @pytest.mark.parametrize("case", CASES[::7], ids=str)
