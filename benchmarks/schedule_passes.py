@@ -110,9 +110,9 @@ def ladders(**values: tuple[int, ...]) -> Callable[[], None]:
     """Gives limits other values to try, none for a limit that is to stay as it is."""
 
     def change() -> None:
-        from autopar.schedule import tuning
+        from autopar.schedule import limit_search as module
 
-        tuning.LADDERS = tuple((name, values.get(name, rungs)) for name, rungs in tuning.LADDERS if values.get(name, rungs))
+        module.LIMIT_LADDERS = {name: values.get(name, rungs) for name, rungs in module.LIMIT_LADDERS.items() if values.get(name, rungs)}
 
     return change
 
@@ -123,10 +123,10 @@ def limits(**values: int) -> Callable[[], None]:
     def change() -> None:
         from dataclasses import replace
 
-        from autopar.schedule import tuning
+        from autopar.schedule import limit_search
 
-        first = tuning.default_limits
-        tuning.default_limits = lambda machine: replace(first(machine), **values)
+        first = limit_search.default_limits
+        limit_search.default_limits = lambda machine: replace(first(machine), **values)
 
     return change
 
@@ -151,10 +151,10 @@ def weights(**values: int) -> Callable[[], None]:
 
 
 def without_local_search() -> None:
-    from autopar.schedule import tuning
+    from autopar.schedule import limit_search
     from autopar.schedule.local_search import Improved
 
-    tuning.improve_order = lambda schedule, *_, **__: Improved(schedule, 0)
+    limit_search.improve_order = lambda schedule, *_, **__: Improved(schedule, 0)
 
 
 S = "autopar.schedule"
@@ -185,16 +185,16 @@ def measure(variant: str, folder: Path) -> list[dict[str, Any]]:
     for change in VARIANTS[variant]:
         change()
     from autopar.effort import Budget, Meter
-    from autopar.schedule import tuning
+    from autopar.schedule import limit_search
 
     rows, budget = [], Budget(Meter(math.inf), math.inf)
     for name, graph, machine, limit, assignments in cases_in(folder):
         for kind, assignment in assignments.items():
             before = sum(os.times()[:4])
-            found = tuning.best_schedule(graph, assignment, machine, "adamw", limit)
+            found = limit_search.best_schedule(graph, assignment, machine, "adamw", limit)
             middle = sum(os.times()[:4])
             if EFFORT:
-                found = tuning.reordered(found, machine, "adamw", limit, EFFORT, budget)
+                found = limit_search.improve_plan(found, machine, "adamw", limit, EFFORT, budget)
             rows.append({
                 "case": name, "assignment": kind, "seconds": found.seconds, "peak": found.memory.peak, "fits": found.memory.peak <= limit,
                 "cpu_seconds": sum(os.times()[:4]) - before, "tuning_cpu_seconds": middle - before,

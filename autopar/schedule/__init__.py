@@ -14,8 +14,11 @@ bucketing      bucket: small collectives in one call
 prefetching    prefetch: starts early, waits late
 accumulating   accumulate: gradients of microbatches summed, reduced once or in each
 local_search   improve_order: moves of what the passes made, judged by the list itself
+limit_search   best_schedule: the limits of the passes are tried, then local search
+limit_ladders  the values that are tried for each limit
+scheduled_plan an assignment's schedule with its seconds and memory
 array_schedule a list as arrays
-kernels        the loops over them: the clock, memory, moves
+kernels        the loops over them: clock, memory, moves, and their views
 settings       the numbers of all passes
 headroom       how much may be in flight where memory is short
 storages       the memory that values lie in

@@ -153,3 +153,7 @@ class Limits:
     aside_bytes: int = 50 * 2**20
     held_bytes: int = 0
     summed_bytes: int = 2**62
+
+
+LEAN_LIMITS = Limits(bucket_bytes=0, ahead_bytes=0, aside_bytes=0, summed_bytes=0)
+"""The limits under which a schedule needs least memory."""

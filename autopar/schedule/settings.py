@@ -54,3 +54,31 @@ DRAW_BITS = 31
 """Bits of a random number of the local search."""
 ALONE = -1
 """The bucket class of a slot that never shares a call."""
+
+LIMIT_LADDERS: Mapping[str, tuple[int, ...]] = {
+    "ahead_bytes": (0, 1, *(size * MIB for size in (25, 100, 400, 1600, 6400))),
+    "aside_bytes": tuple(size * MIB for size in (0, 50, 200, 800)),
+    "bucket_bytes": tuple(size * MIB for size in (0, 1, 6, 25, 100)),
+}
+"""Bytes that are tried for each limit: from nothing, and one call at a time, to more than a large layer."""
+LADDER_HALVINGS = 7
+"""Rungs below the highest where that exceeds the memory limit, or the bytes that count. Each is half of the one above it."""
+SMALL_MODEL_BYTES = 100 * MIB
+"""Bytes of a segment's calls up to which rungs are shares of them. Else all values of a small model would be one call."""
+HOPELESS_FACTOR = 1.5
+"""A plan that trails the incumbent by more than this factor has no other limits tried: they gain less."""
+TRAILING_FACTOR = 1.02
+"""A plan that trails the incumbent by more than this factor, and than it has gained, is left. Rungs beyond one that trails the best by as
+much are not tried."""
+NEAREST_RUNGS = 2
+"""Rungs tried before a plan that trails is left."""
+LOCAL_SEARCH_FACTOR = 1.1
+"""A plan that trails the incumbent by more than this factor gets no local search, unless fewer calls could save as much."""
+PLACING_WORK = 16e-6
+"""Work seconds for each instruction that is placed and simulated."""
+MEMORY_WORK = 16e-6
+"""Work seconds for each instruction whose memory is measured."""
+MOVE_WORK = 6e-9
+"""Work seconds for each instruction of a list that a move is judged by."""
+EQUAL_SECONDS = 1e-9
+"""Relative difference up to which seconds are the same."""

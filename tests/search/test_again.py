@@ -12,7 +12,7 @@ import pytest
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import why_once
 from autopar.schedule import Assignment, Schedule, make_schedule, memory
-from autopar.schedule.tuning import LEAN
+from autopar.schedule.instructions import LEAN_LIMITS
 from autopar.search import SearchResult, Thresholds, find_plan
 from autopar.search.baselines.checkpointing import recompute
 from autopar.search.choices.pins import Pins
@@ -70,7 +70,7 @@ def every_set(graph: Graph, base: Assignment, machine: Machine) -> Iterator[tupl
     names = [op.name for op in graph.ops if op.phase == "forward" and not why_once(op)]
     for count in range(len(names) + 1):
         for some in combinations(names, count):
-            schedule = make_schedule(graph, recompute(graph, base, some, machine), machine, LEAN)
+            schedule = make_schedule(graph, recompute(graph, base, some, machine), machine, LEAN_LIMITS)
             yield in_sequence(schedule), memory(schedule, "sgd").peak
 
 
@@ -119,7 +119,7 @@ def every_set_is_known(graph: Graph, machine: Machine) -> None:
     for limit in sorted({peak for _, peak in known}):
         cheapest = min(seconds for seconds, peak in known if peak <= limit)
         choices, least, _ = _solved(model, limit)
-        schedule = make_schedule(graph, decode_assignment(model, choices), machine, LEAN)
+        schedule = make_schedule(graph, decode_assignment(model, choices), machine, LEAN_LIMITS)
         held = memory(schedule, "sgd").peak
         assert least <= cheapest * (1 + EXACT)
         assert in_sequence(schedule) == pytest.approx(least, rel=1e-6)
@@ -150,7 +150,7 @@ def test_a_chain_of_equal_layers_against_every_set(length: int) -> None:
     model = model_of(graph, machine)
     for limit in best:
         choices, least, counted = _solved(model, limit)
-        schedule = make_schedule(graph, decode_assignment(model, choices), machine, LEAN)
+        schedule = make_schedule(graph, decode_assignment(model, choices), machine, LEAN_LIMITS)
         assert memory(schedule, "sgd").peak == counted <= limit
         assert least == pytest.approx(min(seconds for peak, seconds in best.items() if peak <= limit), rel=1e-6)
 
@@ -161,10 +161,10 @@ def test_a_chain_is_no_worse_than_keeping_every_kth(every: int) -> None:
     plain = model_of(graph, machine, again=0)
     base = decode_assignment(plain, _solved(plain, None)[0])
     names = [f"f{number}" for number in range(19) if (number + 1) % every]
-    by_hand = make_schedule(graph, recompute(graph, base, names, machine), machine, LEAN)
+    by_hand = make_schedule(graph, recompute(graph, base, names, machine), machine, LEAN_LIMITS)
     limit = memory(by_hand, "sgd").peak
     choices, _, _ = _solved(model_of(graph, machine), limit)
-    schedule = make_schedule(graph, decode_assignment(model_of(graph, machine), choices), machine, LEAN)
+    schedule = make_schedule(graph, decode_assignment(model_of(graph, machine), choices), machine, LEAN_LIMITS)
     assert memory(schedule, "sgd").peak <= limit
     assert in_sequence(schedule) <= in_sequence(by_hand) * (1 + EXACT)
 

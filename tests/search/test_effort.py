@@ -13,7 +13,7 @@ import pytest
 import solvers
 from autopar import effort
 from autopar.effort import GRACE_SECONDS, GRACE_SHARE, Budget, Meter, unlimited
-from autopar.schedule.tuning import LimitSearch
+from autopar.schedule.limit_search import LimitSearch
 from autopar.search import SearchResult, find_plan, telemetry
 from autopar.search.phases import Phase, run_phases
 from autopar.search.solving import solve

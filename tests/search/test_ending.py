@@ -14,7 +14,7 @@ import solvers
 from autopar import effort
 from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.graph import Graph
-from autopar.schedule.tuning import LimitSearch
+from autopar.schedule.limit_search import LimitSearch
 from autopar.search import SearchResult, Thresholds, find_plan
 from autopar.search.choices.space import Space
 from autopar.search.driver import find_plan as finding
@@ -59,7 +59,7 @@ class Moments:
 
     def __init__(self, patch: pytest.MonkeyPatch, last: float, end: Callable[[], None]) -> None:
         self.count, self.last, self.end, self.scheduled = 0, last, end, 0
-        for place, name in ((Space, "_check_budget"), (LimitSearch, "look"), (solvers, "solve")):
+        for place, name in ((Space, "_check_budget"), (LimitSearch, "try_limits"), (solvers, "solve")):
             patch.setattr(place, name, self._counted(getattr(place, name)))
         run = LimitSearch.run
 

@@ -12,8 +12,8 @@ import pytest
 from autopar.effort import unlimited
 from autopar.rules import is_alias
 from autopar.schedule import Assignment, make_schedule, memory
+from autopar.schedule.instructions import LEAN_LIMITS
 from autopar.schedule.legality import check_legal
-from autopar.schedule.tuning import LEAN
 from autopar.search import Shared, Thresholds, find_plan
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.choices.pins import Pins
@@ -65,7 +65,7 @@ def peak(assignment: Assignment) -> int:
     """Of the leanest schedule of the whole graph."""
     whole = folding().unfold(assignment)
     assert whole is not None
-    return memory(make_schedule(graph(), whole, machine("dp=2,tp=2"), LEAN), "adamw").peak
+    return memory(make_schedule(graph(), whole, machine("dp=2,tp=2"), LEAN_LIMITS), "adamw").peak
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -85,7 +85,7 @@ def test_second_runs_unfold_to_all_layers_between() -> None:
     group = folding().group
     places = [{group.ops[name][1] for name in whole.again if group.repeat_of(name) == repeat} for repeat in range(len(group.repeats))]
     assert places[1] and all(some == places[1] for some in places[1:-1])
-    schedule = make_schedule(graph(), whole, machine("dp=2,tp=2"), LEAN)
+    schedule = make_schedule(graph(), whole, machine("dp=2,tp=2"), LEAN_LIMITS)
     check_legal(schedule, "unfolded")
     ran = {item.of.removesuffix("@again") for item in schedule.instructions if item.kind == "run" and item.phase == "recompute"}
     assert {name for name in ran if group.repeat_of(name) in group.left_out} == {
@@ -148,7 +148,8 @@ def test_strategies_that_add_a_whole_value_to_a_partial_sum_can_be_made_again() 
                 problem, _ = model.problem(None, InSequence())
                 found = solve(problem, time_limit=inf, gap=1e-3)
                 assert found.choices is not None, (op.name, strategy)
-                check_legal(make_schedule(space().graph, decode_assignment(model, model.expand(found.choices)), on, LEAN), "the test")
+                plan = decode_assignment(model, model.expand(found.choices))
+                check_legal(make_schedule(space().graph, plan, on, LEAN_LIMITS), "the test")
                 masked += 1
                 break
     assert masked > 4

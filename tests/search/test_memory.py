@@ -16,9 +16,9 @@ from autopar.effort import unlimited
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import Limits, make_schedule, memory, step_seconds
+from autopar.schedule.instructions import LEAN_LIMITS
 from autopar.schedule.local_search import improve_order
 from autopar.schedule.passes import ENDING, PLACING, ordered, run_passes
-from autopar.schedule.tuning import LEAN
 from autopar.search import SearchResult, Thresholds, find_plan
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
@@ -66,7 +66,8 @@ def test_no_plan_holds_less_than_the_problem_says_and_few_hold_much_more(mesh: s
         for number in range(2):
             choices = drawn(model, 10 * seed + number)
             asked = evaluate(problem, choices)[1]
-            held = memory(make_schedule(model.space.graph, decode_assignment(model, choices), model.space.machine, LEAN), "adamw").peak
+            plan = decode_assignment(model, choices)
+            held = memory(make_schedule(model.space.graph, plan, model.space.machine, LEAN_LIMITS), "adamw").peak
             assert asked <= held
             ratios.append(asked / held)
     assert statistics.median(ratios) > 0.8, "of plans drawn at random, which reshard everywhere"
@@ -79,7 +80,7 @@ def test_no_list_holds_less_than_the_problem_says_whatever_is_moved() -> None:
     problem, _ = model.problem(None)
     choices = solve(problem, gap=0.01).choices
     assert choices is not None
-    first = replace(ordered(model.space.graph, decode_assignment(model, choices), model.space.machine), limits=LEAN)
+    first = replace(ordered(model.space.graph, decode_assignment(model, choices), model.space.machine), limits=LEAN_LIMITS)
     found = improve_order(run_passes(first, PLACING), "adamw", 1).schedule
     assert evaluate(problem, choices)[1] <= memory(run_passes(found, ENDING), "adamw").peak
 
@@ -91,7 +92,7 @@ def test_pairs_say_what_reshards_hold_beside_their_results() -> None:
         model = model_of(random_graph(seed, layers=4), "x=2,y=2")
         graph, problem = model.space.graph, model.problem(None)[0]
         choices = drawn(model, seed)
-        schedule = make_schedule(graph, decode_assignment(model, choices), model.space.machine, LEAN)
+        schedule = make_schedule(graph, decode_assignment(model, choices), model.space.machine, LEAN_LIMITS)
         reserves = CoverRows(model, limit=1)
         held = measure_held_bytes(((1.0, schedule),), "adamw", reserves.op_times)
         assert held.max() == memory(schedule, "adamw").peak
@@ -111,7 +112,7 @@ def test_what_is_left_free_is_what_a_schedule_held_beyond() -> None:
     model = model_of(random_graph(1, layers=4), "x=2,y=2")
     problem, _ = model.problem(None)
     choices = drawn(model, 1)
-    schedule = make_schedule(model.space.graph, decode_assignment(model, choices), model.space.machine, LEAN)
+    schedule = make_schedule(model.space.graph, decode_assignment(model, choices), model.space.machine, LEAN_LIMITS)
     limit = memory(schedule, "adamw").peak - 1
     reserves = CoverRows(model, limit, pairs=False)
     assert reserves.learn(problem, choices, ((1.0, schedule),))
@@ -122,13 +123,13 @@ def test_what_is_left_free_is_what_a_schedule_held_beyond() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_calls_go_ahead_only_where_there_is_room(seed: int) -> None:
     graph, where = random_graph(seed, layers=6), machine("x=2,y=2")
-    least = memory(random_schedule(graph, where, seed, LEAN), "none").peak
+    least = memory(random_schedule(graph, where, seed, LEAN_LIMITS), "none").peak
     steps = []
     for more in (0, 200, 800, 2**30):
         within = random_schedule(graph, where, seed, Limits(0, 2**40, 0, held_bytes=least + more))
         assert memory(within, "none").peak <= least + more
         steps.append(step_seconds(within, "none"))
-    lean = step_seconds(random_schedule(graph, where, seed, LEAN), "none")
+    lean = step_seconds(random_schedule(graph, where, seed, LEAN_LIMITS), "none")
     assert steps[-1] < lean
 
 

@@ -10,7 +10,8 @@ from autopar.errors import InfeasibleError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import find_rule, strategies
 from autopar.schedule import Limits
-from autopar.schedule.tuning import LimitSearch, Sample, ScheduledPlan, best_schedule
+from autopar.schedule.limit_search import LimitSearch, best_schedule
+from autopar.schedule.scheduled_plan import Sample, ScheduledPlan
 from autopar.search import Thresholds, find_plan
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space

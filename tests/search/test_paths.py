@@ -9,7 +9,7 @@ import pytest
 
 from autopar.graph import Phase
 from autopar.schedule import Limits
-from autopar.schedule.tuning import best_schedule
+from autopar.schedule.limit_search import best_schedule
 from autopar.search.bounds.surrogate import PHASES, Evaluation, Master, Multipliers, Term
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space

@@ -11,7 +11,7 @@ import pytest
 
 from autopar.effort import unlimited
 from autopar.schedule import make_schedule, memory, step_seconds
-from autopar.schedule.tuning import LEAN
+from autopar.schedule.instructions import LEAN_LIMITS
 from autopar.search.baselines.checkpointing import apply_policies
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.bounds.memory_dual import lagrangian_bound
@@ -63,7 +63,7 @@ def lean_peak(mesh: str) -> float:
     """Bytes of fully sharded data parallelism that gathers nothing ahead."""
     on = machine(mesh)
     plan = find_baselines(Space(graph(), on, "adamw", Pins()))[0]["fsdp"]
-    return float(memory(make_schedule(graph(), plan, on, LEAN), "adamw").peak)
+    return float(memory(make_schedule(graph(), plan, on, LEAN_LIMITS), "adamw").peak)
 
 
 @pytest.mark.parametrize("mesh", ["x=1", "x=2"])
@@ -87,7 +87,7 @@ def test_no_set_of_second_runs_is_below_it(seed: int | None, mesh: str) -> None:
 def test_no_plan_on_a_mesh_is_below_it() -> None:
     on, model = machine(MESH), tied(MESH)
     plan = find_baselines(Space(graph(), on, "adamw", Pins()))[0]["fsdp"]
-    schedule = make_schedule(graph(), dict(apply_policies(graph(), plan, on))["full"], on, LEAN)
+    schedule = make_schedule(graph(), dict(apply_policies(graph(), plan, on))["full"], on, LEAN_LIMITS)
     bound = lagrangian_bound(model, first(model), float(memory(schedule, "adamw").peak), rests(model), unlimited())
     assert bound <= step_seconds(schedule, "adamw")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from autopar.cli.target import capture_target
-from autopar.schedule.tuning import best_schedule
+from autopar.schedule.limit_search import best_schedule
 from autopar.search import PROOF, find_plan
 from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space

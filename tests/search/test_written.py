@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.schedule import Assignment
-from autopar.schedule.tuning import ScheduledPlan
+from autopar.schedule.scheduled_plan import ScheduledPlan
 from autopar.search.baselines.scheduled import ScheduledBaselines
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space

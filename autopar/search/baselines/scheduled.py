@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from autopar.schedule import Assignment
 from autopar.schedule.passes import default_limits
-from autopar.schedule.tuning import ScheduledPlan
+from autopar.schedule.scheduled_plan import ScheduledPlan
 from autopar.search.baselines.checkpointing import apply_policies
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.choices.pins import Pins
@@ -76,7 +76,7 @@ class ScheduledBaselines:
             if rivals and search.work_left <= 0:
                 break
             least = min((rival.placed_seconds for rival in rivals.values() if rival.memory.peak <= search.limit), default=math.inf)
-            rivals[name] = search.schedule(assignment, None, tries=0, beside=least)
+            rivals[name] = search.schedule(assignment, None, tries=0, incumbent_seconds=least)
         few = search.size.is_large or search.size.is_long
         if not few:
             self._tune(search, len(rivals), separately=may_recompute)

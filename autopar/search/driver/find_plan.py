@@ -17,7 +17,7 @@ from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
 from autopar.schedule import Assignment
-from autopar.schedule.tuning import ScheduledPlan
+from autopar.schedule.scheduled_plan import ScheduledPlan
 from autopar.search.baselines.scheduled import ScheduledBaselines
 from autopar.search.bounds.aggregated_memory import aggregated_memory_bound
 from autopar.search.bounds.surrogate import floor_of_space

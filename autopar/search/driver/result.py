@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from autopar.schedule import Assignment, Memory, Schedule
-from autopar.schedule.tuning import ScheduledPlan
+from autopar.schedule.scheduled_plan import ScheduledPlan
 from autopar.search.choices.space import Space
 from autopar.search.ilp.model import Model
 from autopar.search.telemetry import PhaseRecord

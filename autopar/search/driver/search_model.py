@@ -11,7 +11,7 @@ from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.schedule import Assignment, Limits
 from autopar.schedule.freeing import free
 from autopar.schedule.legality import check_legal
-from autopar.schedule.tuning import ScheduledPlan
+from autopar.schedule.scheduled_plan import ScheduledPlan
 from autopar.search.baselines.scheduled import ScheduledBaselines
 from autopar.search.bounds.surrogate import floor_of_model
 from autopar.search.choices.pins import Pins

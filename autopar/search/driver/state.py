@@ -11,7 +11,8 @@ import numpy as np
 
 from autopar.effort import Budget
 from autopar.schedule import Assignment, Limits
-from autopar.schedule.tuning import LimitSearch, Sample, ScheduledPlan, reordered
+from autopar.schedule.limit_search import LimitSearch, improve_plan
+from autopar.schedule.scheduled_plan import Sample, ScheduledPlan
 from autopar.search.bounds.surrogate import floor_of_model
 from autopar.search.folding.tied_model import TiedModel
 from autopar.search.ilp.decode import decode_assignment
@@ -267,7 +268,7 @@ class SearchState:
         late = self.interrupted or (self.size.is_long and self.work_left <= 0)
         if self.request.draft or late or found.memory.peak > self.limit or self.open_gap <= self.request.gap:
             return found
-        return reordered(found, self.model.space.machine, self.model.space.optimizer, self.limit, effort, self.budget)
+        return improve_plan(found, self.model.space.machine, self.model.space.optimizer, self.limit, effort, self.budget)
 
     def solve(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> ScheduledPlan | None:
         """Solves once, schedules the solution and offers it; None without a solution.
@@ -280,13 +281,13 @@ class SearchState:
         if solution is None:
             return None
         limits: Limits | None = self.best.limits if self.best is not None else None
-        beside = self.best.placed_seconds if self.best is not None and self.has_fitting_plan else math.inf
+        incumbent_seconds = self.best.placed_seconds if self.best is not None and self.has_fitting_plan else math.inf
         # solves for bounds are cheap, schedules are not
         tries = 0 if proves and self.is_folded and self.size.is_large else self.size.tries
         begun = 0 if proves and self.size.is_long else tries
-        found = self.schedule(self.answers[-1], limits, begun, beside)
-        if begun < tries and found.placed_seconds <= UNLIKELY_PLAN * beside:
-            found = self.schedule(self.answers[-1], limits, tries, beside)
+        found = self.schedule(self.answers[-1], limits, begun, incumbent_seconds)
+        if begun < tries and found.placed_seconds <= UNLIKELY_PLAN * incumbent_seconds:
+            found = self.schedule(self.answers[-1], limits, tries, incumbent_seconds)
         self.memory.is_short |= self.is_folded and found.memory.peak > self.limit
         self.has_gained = self.offer(found, solution.method)
         if solution.message == INTERRUPTED:
@@ -397,9 +398,9 @@ class SearchState:
         """Crossover of one plan: its strategies with less kept, if that fits."""
         return self.recombine((plan.assignment,), prices, self.budget.at_most(min(self.work_left, self.total_work * SOLVE_SHARE)))[0]
 
-    def schedule(self, assignment: Assignment, start: Limits | None, tries: int, beside: float = math.inf) -> ScheduledPlan:
+    def schedule(self, assignment: Assignment, start: Limits | None, tries: int, incumbent_seconds: float = math.inf) -> ScheduledPlan:
         """The best schedule of an assignment in a few tries. Of a deep graph it is extrapolated, unless memory is near the limit."""
-        found = self._schedule(assignment, False, start, tries, beside, CLOSE_GAP)
+        found = self._schedule(assignment, False, start, tries, incumbent_seconds, CLOSE_GAP)
         return self.schedule_at_full_depth(found) if self._is_near_limit(found) else found
 
     def _is_near_limit(self, found: ScheduledPlan) -> bool:
@@ -417,7 +418,7 @@ class SearchState:
         return self._schedule(found.assignment, True, found.limits, tries=0)
 
     def _schedule(
-        self, assignment: Assignment, exact: bool, start: Limits | None, tries: int, beside: float = math.inf, gain: float = 0.0
+        self, assignment: Assignment, exact: bool, start: Limits | None, tries: int, incumbent_seconds: float = math.inf, gain: float = 0.0
     ) -> ScheduledPlan:  # fmt: skip
         """Tries limits for an assignment. The limits that were tried for it before count."""
         known = next((tuning for depth, tuning in self.tunings if depth == exact and tuning.assignment == assignment), None)
@@ -426,4 +427,4 @@ class SearchState:
             samples = (() if exact else model.short_samples(assignment)) or (Sample(1.0, graph, model.unfold(assignment)),)
             known = LimitSearch(assignment, samples, space.machine, space.optimizer, self.limit, budget=self.budget)
             self.tunings.append((exact, known))
-        return known.run(start, tries, beside, gain, improve=not self.size.is_long)
+        return known.run(start, tries, incumbent_seconds, gain, improve=not self.size.is_long)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from autopar.effort import Budget, Meter
 from autopar.errors import UsageError
 from autopar.schedule import Assignment, Schedule, simulated
-from autopar.schedule.tuning import best_schedule
+from autopar.schedule.limit_search import best_schedule
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.search.ilp.build import build_model

@@ -16,7 +16,8 @@ from dataclasses import replace
 
 from autopar.graph import Graph
 from autopar.schedule import Assignment
-from autopar.schedule.tuning import EQUAL, ScheduledPlan
+from autopar.schedule.scheduled_plan import ScheduledPlan
+from autopar.schedule.settings import EQUAL_SECONDS
 from autopar.search.driver.state import SearchState
 from autopar.search.folding.layer_groups import LayerGroup, group_layers
 from autopar.search.folding.tied_model import TiedModel
@@ -39,7 +40,7 @@ def tie_equal_layers(search: SearchState, most_increase: float = TIED_LAYERS_SHA
     best, model = search.best, search.model
     if best is None or isinstance(model, TiedModel) or best.assignment.again or search.interrupted:
         return None
-    share = min(EQUAL, most_increase) if search.open_gap <= PROOF else most_increase
+    share = min(EQUAL_SECONDS, most_increase) if search.open_gap <= PROOF else most_increase
     communication = not model.space.machine.overlaps
     weights: Weights = InSequence() if communication else LearnedOverlap.first(search.slowdown).learn(best.schedule, best.slots)
     problem, _ = model.problem(search.limit, weights)

@@ -22,7 +22,7 @@ import numpy as np
 from autopar.effort import Budget
 from autopar.graph import Graph, Phase
 from autopar.schedule import Assignment
-from autopar.schedule.tuning import Sample
+from autopar.schedule.scheduled_plan import Sample
 from autopar.search.folding.fold import Folding, shorten
 from autopar.search.folding.layer_groups import REPRESENTATIVE
 from autopar.search.ilp.model import Model, Priced, Weights

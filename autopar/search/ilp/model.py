@@ -34,7 +34,7 @@ from autopar.graph import Graph, Phase, Tensor
 from autopar.schedule import Assignment
 from autopar.schedule.deferred_loss import may_be_deferred, most_deferred_bytes
 from autopar.schedule.ordering import phases_in_order
-from autopar.schedule.tuning import Sample
+from autopar.schedule.scheduled_plan import Sample
 from autopar.search.choices.space import IMPOSSIBLE, Space
 from autopar.search.ilp.critical_path import Dependencies
 from autopar.search.ilp.scaling import Item, integers, largest

@@ -21,7 +21,8 @@ import numpy as np
 
 from autopar.effort import Budget
 from autopar.schedule import Assignment
-from autopar.schedule.tuning import Sample, ScheduledPlan, best_schedule
+from autopar.schedule.limit_search import best_schedule
+from autopar.schedule.scheduled_plan import Sample, ScheduledPlan
 from autopar.search.choices.space import Space
 from autopar.search.folding.fold import Folding
 from autopar.search.folding.tied_model import tie_model
@@ -134,6 +135,6 @@ class RestrictedProblem:
         return best_schedule(
             model.planned_graph, assignment, model.space.machine, model.space.optimizer, request.limit,
             tries=request.tries * (FIRST_ANSWER_TRIES if best is None else 1),
-            start=best.limits if best is not None else None, beside=best.placed_seconds if best is not None else math.inf,
+            start=best.limits if best is not None else None, incumbent_seconds=best.placed_seconds if best is not None else math.inf,
             samples=model.short_samples(assignment) or (Sample(1.0, model.planned_graph, model.unfold(assignment)),), budget=request.budget,
         )  # fmt: skip

@@ -10,7 +10,9 @@ import numpy as np
 from autopar.effort import Budget
 from autopar.errors import InfeasibleError
 from autopar.schedule import Assignment, Memory
-from autopar.schedule.tuning import LEAN, ScheduledPlan, best_schedule
+from autopar.schedule.instructions import LEAN_LIMITS
+from autopar.schedule.limit_search import best_schedule
+from autopar.schedule.scheduled_plan import ScheduledPlan
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
 from autopar.search.memory.memory_repair import CoverRows
@@ -90,7 +92,7 @@ def _solve_budget(budget: Budget, most: float) -> Budget:
 
 def _schedule_lean(model: Model, assignment: Assignment, limit: int, budget: Budget) -> ScheduledPlan:
     space = model.space
-    return best_schedule(space.graph, assignment, space.machine, space.optimizer, limit, start=LEAN, tries=0, budget=budget)
+    return best_schedule(space.graph, assignment, space.machine, space.optimizer, limit, start=LEAN_LIMITS, tries=0, budget=budget)
 
 
 def _byte_time_problem(model: Model, problem: Problem) -> Problem:

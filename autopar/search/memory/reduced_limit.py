@@ -12,7 +12,7 @@ from autopar.effort import Budget
 from autopar.errors import TimeLimitError
 from autopar.rules import why_once
 from autopar.schedule import Assignment
-from autopar.schedule.tuning import ScheduledPlan
+from autopar.schedule.scheduled_plan import ScheduledPlan
 from autopar.search.baselines.checkpointing import full_policy, recompute
 from autopar.search.driver.state import SearchState
 from autopar.search.ilp.decode import decode_assignment

@@ -1,4 +1,4 @@
-"""The limits of the passes that are tried for an assignment."""
+"""The limit search: which limits of the passes are tried for an assignment, and what is kept."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from dataclasses import replace
 import pytest
 
 from autopar.schedule import Limits, memory, step_seconds
+from autopar.schedule.instructions import LEAN_LIMITS
 from autopar.schedule.legality import check_legal
+from autopar.schedule.limit_ladders import cap_ladder
+from autopar.schedule.limit_search import LimitSearch, best_schedule
 from autopar.schedule.local_search import saved_at_most
-from autopar.schedule.tuning import BESIDE, LADDERS, LEAN, REORDERED, LimitSearch, Sample, _within, best_schedule
+from autopar.schedule.scheduled_plan import Sample
+from autopar.schedule.settings import LIMIT_LADDERS, LOCAL_SEARCH_FACTOR, NEAREST_RUNGS
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
@@ -26,8 +30,8 @@ def space() -> Space:
 
 @pytest.mark.parametrize("limit", [1, 4096, 2**20, 7 * 2**30, 2**62])
 def test_values_tried_are_within_the_memory_there_is(limit: int) -> None:
-    for _, ladder in LADDERS:
-        found = _within(ladder, limit)
+    for ladder in LIMIT_LADDERS.values():
+        found = cap_ladder(ladder, limit)
         assert max(found) <= max(limit, 1)
         assert list(found) == sorted(found)
         assert found == ladder or ladder[-1] > limit
@@ -38,10 +42,10 @@ def test_of_little_that_is_sent_there_are_calls_of_a_part() -> None:
     machine = Machine(Mesh.parse("x=4"), load_hardware("cpu-cluster"), "roofline")
     on = Space(random_graph(7, layers=12, batch=256, width=128), machine, "adamw", Pins())
     plan = find_baselines(on)[0]["fsdp"]
-    tuning = LimitSearch(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", 2**62)
-    found = tuning.run(None, 100)
-    assert 1 < found.schedule.limits.bucket_bytes < tuning.most["bucket_bytes"]
-    values = [sum(call.kind == "all_gather" for call in schedule.calls) for schedule in (tuning.samples[0][1].first, found.schedule)]
+    search = LimitSearch(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", 2**62)
+    found = search.run(None, 100)
+    assert 1 < found.schedule.limits.bucket_bytes < search.effective_bytes["bucket_bytes"]
+    values = [sum(call.kind == "all_gather" for call in schedule.calls) for schedule in (search.samples[0][1].first, found.schedule)]
     assert 1 < values[1] < values[0]
     one = best_schedule(on.graph, plan, on.machine, "adamw", 2**62, tries=0)
     assert found.placed_seconds < 0.97 * one.placed_seconds
@@ -53,8 +57,8 @@ def test_of_little_models_the_same_limits_are_tried_whatever_memory_there_is() -
     plan = find_baselines(on)[0]["fsdp"]
 
     def tried(limit: int) -> dict[str, list[int]]:
-        tuning = LimitSearch(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", limit)
-        return {name: list(tuning._ladder(name, ladder)) for name, ladder in LADDERS}
+        search = LimitSearch(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", limit)
+        return {name: list(search.ladder(name)) for name in LIMIT_LADDERS}
 
     free = tried(2**62)
     most = max(value for values in free.values() for value in values)
@@ -68,10 +72,10 @@ def test_what_takes_as_long_as_its_operators_is_tuned_no_further() -> None:
     samples = (Sample(1.0, on.graph, find_baselines(on)[0]["ddp"]),)
     tuned, left = (LimitSearch(samples[0].assignment, samples, on.machine, "adamw", 2**62) for _ in range(2))
     found = tuned.run(None, 100)
-    share = 1 - tuned.working / found.seconds
+    share = 1 - tuned.operator_seconds / found.seconds
     assert 0.0 < share < 1.0
-    near = left.run(None, 100, gain=1.01 * (1 - left.working / left.look(found.schedule.limits)))
-    assert len(left.looked) < len(tuned.looked)
+    near = left.run(None, 100, gain=1.01 * (1 - left.operator_seconds / left.try_limits(found.schedule.limits)))
+    assert len(left.tried) < len(tuned.tried)
     assert near.seconds <= found.seconds * 1.02
 
 
@@ -80,7 +84,8 @@ def test_calls_are_joined_as_far_as_they_fit() -> None:
     on = space()
     plan = find_baselines(on)[0]["fsdp"]
     free, lean = (
-        best_schedule(on.graph, plan, on.machine, "adamw", limit, start=start, tries=0) for limit, start in ((2**62, None), (1, LEAN))
+        best_schedule(on.graph, plan, on.machine, "adamw", limit, start=start, tries=0)
+        for limit, start in ((2**62, None), (1, LEAN_LIMITS))
     )
     limit = (free.memory.peak + lean.memory.peak) // 2
     found = best_schedule(on.graph, plan, on.machine, "adamw", limit, tries=24)
@@ -93,10 +98,10 @@ def test_of_what_fits_under_no_limits_the_leanest_alone_is_looked_at() -> None:
     on = space()
     plan = find_baselines(on)[0]["ddp"]
     samples = (Sample(1.0, on.graph, plan),)
-    least = LimitSearch(plan, samples, on.machine, "adamw", 1).least
+    least = LimitSearch(plan, samples, on.machine, "adamw", 1).least_bytes
     short, enough = (LimitSearch(plan, samples, on.machine, "adamw", limit) for limit in (least - 1, least))
-    assert short.run(None, tries=24).memory.peak >= least and short.looked == {LEAN}
-    assert enough.run(None, tries=24).memory.peak >= least and len(enough.looked) > 1
+    assert short.run(None, tries=24).memory.peak >= least and short.tried == {LEAN_LIMITS}
+    assert enough.run(None, tries=24).memory.peak >= least and len(enough.tried) > 1
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "zero2", "megatron"])
@@ -105,15 +110,16 @@ def test_asking_in_the_end_what_is_held_finds_what_asking_each_does(name: str, s
     on = space()
     plan = find_baselines(on)[0][name]
     free, lean = (
-        best_schedule(on.graph, plan, on.machine, "adamw", limit, start=start, tries=0) for limit, start in ((2**62, None), (1, LEAN))
+        best_schedule(on.graph, plan, on.machine, "adamw", limit, start=start, tries=0)
+        for limit, start in ((2**62, None), (1, LEAN_LIMITS))
     )
     limit = int(lean.memory.peak + share * (free.memory.peak - lean.memory.peak))
     found, wanted, hopeful = (LimitSearch(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", limit) for _ in range(3))
     wanted.trusts = False
     one, other = found.run(None, tries=24), wanted.run(None, tries=24)
     assert (one.seconds, one.memory, one.schedule.limits) == (other.seconds, other.memory, other.schedule.limits)
-    assert len(found.asked) <= len(wanted.asked)
-    monkeypatch.setattr("autopar.schedule.tuning._in_flight", lambda limits: 0)  # everything seems to have room
+    assert len(found.measured) <= len(wanted.measured)
+    monkeypatch.setattr("autopar.schedule.limit_search._bytes_allowed", lambda limits: 0)  # everything seems to have room
     late = hopeful.run(None, tries=24)
     assert late.memory.peak <= limit
     assert late.memory == memory(late.schedule, "adamw")
@@ -122,21 +128,21 @@ def test_asking_in_the_end_what_is_held_finds_what_asking_each_does(name: str, s
 def test_beyond_a_rung_that_trails_none_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     on = space()
     plan = find_baselines(on)[0]["fsdp"]
-    tuning = LimitSearch(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", 2**62)
-    look = tuning.look
+    search = LimitSearch(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", 2**62)
+    try_limits = search.try_limits
     trailing = []
 
     def worse_below(limits: Limits) -> float:
-        seconds = look(limits)
+        seconds = try_limits(limits)
         trailing.append(limits.ahead_bytes) if limits.ahead_bytes < begun else None
         return seconds * 2 if limits.ahead_bytes < begun else seconds
 
-    begun = tuning.most["bucket_bytes"] // 4
-    monkeypatch.setattr(tuning, "look", worse_below)
-    tuning.run(Limits(ahead_bytes=begun), tries=100)
-    assert tuning.ahead is not None and tuning.ahead.limits.ahead_bytes >= begun
+    begun = search.effective_bytes["bucket_bytes"] // 4
+    monkeypatch.setattr(search, "try_limits", worse_below)
+    search.run(Limits(ahead_bytes=begun), tries=100)
+    assert search.fastest is not None and search.fastest.limits.ahead_bytes >= begun
     assert set(trailing) == {begun // 2}, "less is not tried"
-    assert {limits.ahead_bytes for limits in tuning.looked} > {2 * begun, 4 * begun}, "more is"
+    assert {limits.ahead_bytes for limits in search.tried} > {2 * begun, 4 * begun}, "more is"
 
 
 def test_what_trails_and_gains_little_has_no_other_limits_tried() -> None:
@@ -145,10 +151,10 @@ def test_what_trails_and_gains_little_has_no_other_limits_tried() -> None:
     samples = (Sample(1.0, on.graph, plan),)
     alone, beside = (LimitSearch(plan, samples, on.machine, "adamw", 2**62) for _ in range(2))
     best = alone.run(None, tries=24)
-    trailing = beside.run(None, tries=24, beside=best.seconds / 1.2)
-    assert beside.looked < alone.looked
-    assert len({limits.ahead_bytes for limits in beside.looked}) == 1 + BESIDE
-    assert len({(limits.bucket_bytes, limits.aside_bytes) for limits in beside.looked}) == 1
+    trailing = beside.run(None, tries=24, incumbent_seconds=best.seconds / 1.2)
+    assert beside.tried < alone.tried
+    assert len({limits.ahead_bytes for limits in beside.tried}) == 1 + NEAREST_RUNGS
+    assert len({(limits.bucket_bytes, limits.aside_bytes) for limits in beside.tried}) == 1
     assert trailing.seconds >= best.seconds
 
 
@@ -158,18 +164,18 @@ def test_calls_are_reordered_in_the_end_where_that_fits(monkeypatch: pytest.Monk
     gained = 0
     for seed in range(4):
         plan = random_assignment(graph, on, seed)
-        tuning, full = (LimitSearch(plan, (Sample(1.0, graph, plan),), on, "adamw", 2**62) for _ in range(2))
-        found, placed = tuning.run(None, 0), tuning.best
+        search, full = (LimitSearch(plan, (Sample(1.0, graph, plan),), on, "adamw", 2**62) for _ in range(2))
+        found, placed = search.run(None, 0), search.best
         assert placed is not None and found.seconds <= placed.seconds
         assert found.seconds == pytest.approx(step_seconds(found.schedule, "adamw"))
         assert found.placed_seconds == placed.seconds
         check_legal(found.schedule, "the search")
         trailing = min(placed.seconds / 1.2, 0.99 * (placed.seconds - saved_at_most(placed.schedule, placed.step_seconds)))
-        assert full.run(None, 0, beside=trailing) is full.best
+        assert full.run(None, 0, incumbent_seconds=trailing) is full.best
         if found is not placed:
             gained += 1
             larger = replace(found, memory=replace(found.memory, peak=2**63))
-            monkeypatch.setattr(full, "_timed", lambda one, larger=larger: (larger, ()))
+            monkeypatch.setattr(full, "_plan", lambda one, larger=larger: (larger, ()))
             assert full.run(None, 0) is full.best
     assert gained
 
@@ -180,12 +186,12 @@ def test_what_fewer_calls_may_bring_to_the_best_has_them_joined() -> None:
     gained = 0
     for seed in range(6):
         plan = random_assignment(graph, on, seed)
-        tuning = LimitSearch(plan, (Sample(1.0, graph, plan),), on, "adamw", 2**62)
-        tuning.look(LEAN)
-        placed = tuning.best
+        search = LimitSearch(plan, (Sample(1.0, graph, plan),), on, "adamw", 2**62)
+        search.try_limits(LEAN_LIMITS)
+        placed = search.best
         assert placed is not None
         aim = placed.seconds - 0.9 * saved_at_most(placed.schedule, placed.step_seconds)
-        found = tuning.run(LEAN, 0, beside=aim)
-        gained += found.seconds < placed.seconds and REORDERED * aim < placed.seconds
+        found = search.run(LEAN_LIMITS, 0, incumbent_seconds=aim)
+        gained += found.seconds < placed.seconds and LOCAL_SEARCH_FACTOR * aim < placed.seconds
         assert len(found.schedule.calls) <= len(placed.schedule.calls)
     assert gained
