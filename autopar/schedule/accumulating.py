@@ -1,9 +1,9 @@
 """accumulate: gradients of the microbatches of a step are summed.
 
-A gradient is added to its sum as soon as it is made, and what only leads from it to what leaves (the reductions of data parallelism,
-reshards of them) runs once, on the sum, after the last microbatch. A sum over ranks that is still to be made is as large as the whole
-parameter on each of them; where such sums hold more than ``limits.summed_bytes`` beyond what leaves, the largest for their seconds are
-reduced in every microbatch instead, and summed as they leave.
+A gradient is added to its sum as soon as it is made. The calls that lead from it to an output run once, on the sum, after the last
+microbatch: the reductions of data parallelism, and reshards of them. A partial sum is as large as the whole parameter on each rank. Where
+sums hold more than ``limits.summed_bytes`` beyond the gradients that leave, some are reduced in every microbatch instead, and summed as
+they leave: first the largest for their seconds.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Chain:
 
 
 def _chains(schedule: Schedule) -> list[_Chain]:
-    """What only leads to gradients that leave, in groups that stand or fall together."""
+    """The instructions that lead only to gradients that leave, in groups that run in the same microbatches."""
     items = schedule.instructions
     leaving = {value for output, value in schedule.outputs if output.kind == "gradient"}
     others = {value for output, value in schedule.outputs if output.kind != "gradient"}
@@ -69,11 +69,12 @@ def _chains(schedule: Schedule) -> list[_Chain]:
     waits = {item.of: index for index, item in enumerate(items) if item.kind == "wait"}
     there = {value: index for index, item in enumerate(items) if item.kind != "start" for value in item.writes}
     late: set[int] = set()
+    last = schedule.segments[-1]
     for index in reversed(range(len(items))):
         item = items[index]
         ends = all(value not in others and (value in leaving or value in readers) for value in item.writes)
         follows = all(reader in late for value in item.writes for reader in readers.get(value, ()))
-        if item.kind in ("start", "slice") and item.half == "backward" and ends and follows:
+        if item.kind in ("start", "slice") and item.segment == last and ends and follows:
             late.add(index)
     while wrong := [index for index in late if not _may_wait(schedule, index, late, there)]:
         late.difference_update(wrong)
@@ -93,7 +94,7 @@ def _chains(schedule: Schedule) -> list[_Chain]:
 
 
 def _may_wait(schedule: Schedule, index: int, late: set[int], there: Mapping[str, int]) -> bool:
-    """Whether what an instruction reads can be a sum: it lies in a spec and is there, or is made after the last microbatch too."""
+    """Whether an instruction can read a sum: its source lies in a spec and is there, or is made after the last microbatch too."""
     made = {value for other in late for value in schedule.instructions[other].writes}
     return all(
         value in made or (schedule.values[value].spec is not None and there.get(value, -1) < index)
@@ -114,7 +115,7 @@ def _joined(chains: Iterable[_Chain]) -> list[_Chain]:
 
 
 def _afforded(schedule: Schedule, chains: list[_Chain]) -> Iterator[_Chain]:
-    """Those that run once: what saves most seconds for its bytes first, within the limit."""
+    """The chains that run once, within the limit: first those that save most seconds for their bytes."""
     left = schedule.limits.summed_bytes
     for chain in sorted(chains, key=lambda chain: (chain.extra(schedule) / max(chain.seconds(schedule), 1e-30), min(chain.indices))):
         extra = max(chain.extra(schedule), 0)
@@ -124,24 +125,24 @@ def _afforded(schedule: Schedule, chains: list[_Chain]) -> Iterator[_Chain]:
 
 
 def _rebuilt(schedule: Schedule, late: set[int], summed: Mapping[str, None], last: int) -> Schedule:
-    """The list with the sums in it, which take the place of what is summed in what leaves and in what runs once."""
+    """The list with the sums in it. Outputs and the instructions that run once read them in place of the gradients."""
     values = dict(schedule.values)
     values.update((name + SUM, values[name]) for name in summed)
     number = count(max((item.id for item in schedule.instructions), default=0) + 1)
     waiting = dict.fromkeys(summed)
     found: list[Instruction] = []
-    backward = False
+    phase, begun = schedule.segments[-1].phase, False
 
     def add(value: str) -> None:
         waiting.pop(value)
         tensor = schedule.graph.tensors[values[value].tensor]
         seconds = schedule.machine.sum_seconds(values[value].bytes, tensor.dtype)
-        found.append(Instruction(next(number), "add", "backward", (value,), (value + SUM,), COMPUTE if seconds else "", seconds, 0, value))
+        found.append(Instruction(next(number), "add", phase, (value,), (value + SUM,), COMPUTE if seconds else "", seconds, 0, value))
 
     early = {item.tensor for item in schedule.graph.inputs}
     for index, item in enumerate(schedule.instructions):
-        if item.half == "backward" and not backward:
-            backward = True
+        if item.half == phase and not begun:
+            begun = True
             for value in [value for value in waiting if value in early]:
                 add(value)
         if index in late:
@@ -151,7 +152,7 @@ def _rebuilt(schedule: Schedule, late: set[int], summed: Mapping[str, None], las
         found.append(item)
         if item.kind != "start":
             early.update(item.writes)
-            for value in item.writes if backward else ():
+            for value in item.writes if begun else ():
                 if value in waiting:
                     add(value)
     for value in tuple(waiting):
@@ -161,7 +162,7 @@ def _rebuilt(schedule: Schedule, late: set[int], summed: Mapping[str, None], las
 
 
 def _leaving_sums(schedule: Schedule, late: set[int], summed: Mapping[str, None]) -> Schedule:
-    """The schedule whose calls reduce copies of what will be sums: these are there until the step ends."""
+    """The schedule with calls that reduce copies of the sums: a sum is there until the step ends."""
     calls = dict(schedule.collectives)
     for index in late:
         item = schedule.instructions[index]
@@ -179,7 +180,7 @@ def _leaving_sums(schedule: Schedule, late: set[int], summed: Mapping[str, None]
 
 
 def _moved(made: Schedule, late: set[int], summed: Mapping[str, None], before: Schedule) -> Schedule:
-    """The reshards of what is summed, made of the sums."""
+    """The schedule with reshards of gradients made of their sums."""
     layouts = dict(before.layouts)
     once = [before.instructions[index] for index in late]
     for item in once:

@@ -14,7 +14,7 @@ from autopar.schedule.bucketing import bucket_class
 from autopar.schedule.collectives import Collective
 from autopar.schedule.instructions import COMPUTE, Instruction
 from autopar.schedule.schedule import Schedule
-from autopar.schedule.settings import ALONE
+from autopar.schedule.settings import ALONE, LARGE_COPY
 from autopar.schedule.storages import entering, held_throughout, made_for_good, may_take, staying
 from autopar.schedule.tables import (
     ArraySchedule,
@@ -33,9 +33,6 @@ from cost_models import Machine
 from cost_models.collectives import KINDS
 from solvers.arrays import Ints, offsets
 
-LARGE = 2**40
-"""Bytes whose copy takes so long that only their number counts."""
-
 
 class Storages(NamedTuple):
     """When the storages of a list are there.
@@ -49,14 +46,13 @@ class Storages(NamedTuple):
 
 
 def array_schedule(schedule: Schedule) -> tuple[ArraySchedule, Order, list[Instruction]]:
-    """The arrays of a list in which everything has its place, and nothing says yet where memory comes from and when it goes; the order
-    that it has; and the instructions by number, of slots those of their calls."""
+    """The arrays of a list after ``passes.PLACING``, its order, and its instructions by number: of a slot, those of its call."""
     made = _Arrays(schedule)
     return made.arrays(in_place=True, moves=True), made.order, made.items
 
 
 def storages_of(schedule: Schedule, *, in_place: bool = False) -> Storages:
-    """When the storages of a list are there: parameters, buffers and constants, which always are, with no bytes.
+    """When the storages of a list are there. Parameters, buffers and constants always are, and count no bytes.
 
     Args:
         in_place: memory is taken over where it may be, whatever the list says.
@@ -73,7 +69,7 @@ def storages_of(schedule: Schedule, *, in_place: bool = False) -> Storages:
 
 
 def call_costs(arrays: ArraySchedule, order: Order) -> CallCosts:
-    """What follows from who shares a call."""
+    """The costs of the calls of an order."""
     slots, storages = len(order.head), len(arrays.storages.bytes)
     costs = CallCosts._make([*np.zeros((2, slots)), *np.zeros((4, slots), dtype=np.int64), np.arange(storages)])
     price_calls(arrays, order, costs)
@@ -112,7 +108,7 @@ class _Arrays:
         self.parts = [(call, part) for call in schedule.calls for part in call.parts]
         self.slots = {part.target: slot for slot, (_, part) in enumerate(self.parts)}
         heads = {call.id: self.slots[call.parts[0].target] for call in schedule.calls}
-        self.items, order = [Instruction(-1, "free", "forward")] * (2 * len(self.parts)), list[int]()
+        self.items, order = list(schedule.instructions[:1]) * (2 * len(self.parts)), list[int]()
         for item in schedule.instructions:
             if item.kind == "start" or item.kind == "wait":
                 waits = item.kind == "wait"
@@ -207,7 +203,7 @@ class _Arrays:
         return (() if number % 2 else (part.source,)), (part.target,)
 
     def _memory(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Of each instruction the storages that are needed until then, and those that it makes."""
+        """For each instruction the storages that it needs, and the storages that it makes."""
         lies = {value: self.place[storage] for value, storage in self.root.items()}
         needs, makes = list[list[int]](), list[list[int]]()
         for _, part in self.parts:
@@ -231,8 +227,11 @@ class _Arrays:
         return {value: item for item in self.items if item.kind == "run" for value in item.writes}
 
     def _before(self) -> list[list[int]]:
-        """For each instruction those that it must follow: who makes what it reads, and starts what it waits for; of memory that is changed
-        where it lies, who needs it as it was, or as it is then; and of what nobody may run twice, the one before."""
+        """For each instruction those that it must follow.
+
+        They make its sources, or start its call. Where memory is changed in place, readers of the old value stand before the change and
+        readers of the new one behind it. Operators that must not run twice keep their order.
+        """
         changes = [self._changes(item) for item in self.items]
         mutable = {storage for storage in changes if storage is not None}
         made, flying, last, since = dict[str, int](), dict[str, int](), dict[str, int](), dict[str, list[int]]()
@@ -270,7 +269,7 @@ class _Arrays:
         return self.root[item.over] if item.over else None
 
     def _in_order(self) -> Iterator[int]:
-        """The numbers of the instructions as they stand in the list, of each call those of all its slots."""
+        """The numbers of the instructions in the order of the list; a call stands for all its slots."""
         other = 2 * len(self.parts)
         for item in self.schedule.instructions:
             if item.kind in ("start", "wait"):
@@ -283,8 +282,8 @@ class _Arrays:
 
 def _copying(machine: Machine, dtype: str) -> tuple[float, float]:
     """Seconds of copies, the least and for each byte."""
-    least, large = machine.copy_seconds(1, dtype), machine.copy_seconds(LARGE, dtype)
+    least, large = machine.copy_seconds(1, dtype), machine.copy_seconds(LARGE_COPY, dtype)
     if machine.hardware.launch_overlaps:
-        return least, large / LARGE
-    slope = (large - least) / (LARGE - 1)
+        return least, large / LARGE_COPY
+    slope = (large - least) / (LARGE_COPY - 1)
     return least - slope, slope

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from autopar.graph import Phase
 from autopar.sharding import ShardingSpec, Strategy
@@ -14,13 +14,16 @@ OUTPUT = "output:"
 AGAIN = "@again"
 """Suffix of an operator's second run, and of the values that it makes."""
 
+PHASES: tuple[Phase, ...] = get_args(Phase)
+"""The phases of a microbatch, in order."""
+FORWARD, BACKWARD = PHASES
 Moment = Literal["forward", "recompute", "backward"]
 """The phase of what a rank does: what is done for an operator's second run alone is ``recompute``, and interleaves with backward."""
 
 
 def half(moment: Moment) -> Phase:
     """The half of the step that a phase belongs to: what is made again is made in backward."""
-    return "forward" if moment == "forward" else "backward"
+    return FORWARD if moment == FORWARD else BACKWARD
 
 
 @dataclass(frozen=True)

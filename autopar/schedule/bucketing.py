@@ -1,8 +1,7 @@
 """bucket: small collectives of one kind, group, dtype and phase become one call on a flat buffer, whose latency is paid once.
 
-Two calls may share a bucket when their windows meet: the later one is ready before the earlier one is needed. Calls that lie one behind
-the other in a chain never do. Gathers of what is there when the phase begins join in the order in which they are needed, everything
-else in the order in which it is ready, so that a bucket waits for little.
+Two calls may share a bucket when their windows meet: the later one is ready before the earlier one is needed. Calls of one chain never
+do. Calls that may run ahead join in the order in which they are needed, all others in the order in which they are ready.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ def bucket(schedule: Schedule) -> Schedule:
 
 
 def bucket_class(item: Instruction, call: Collective) -> tuple[object, ...] | None:
-    """What calls have in common that may share a bucket, by the start of one; None for a call that never does."""
+    """The key that calls of one bucket have in common; None for a call that never shares one."""
     if call.kind not in JOINED:
         return None
     return item.segment, item.microbatch, call.kind, call.axes, call.reduction, call.dtype, call.late
 
 
 def size(call: Collective) -> int:
-    """What a call counts against the limit: the larger of what a rank gives and gets."""
+    """The bytes of a call that count against the limit: the larger of those a rank gives and gets."""
     return max(call.source_bytes, call.target_bytes)
 
 
 def _at_depth(schedule: Schedule, found: Mapping[int, Window], depth: int) -> Schedule:
-    """Joins the calls that ``depth`` steps lead to. What follows from them is looked at later, with their new windows."""
+    """Joins the calls at one depth. Calls that read their results follow at the next depth, with new windows."""
     open_: dict[object, _Group] = {}
     groups: list[_Group] = []
     starts = [item for item in schedule.once(moving) if item.kind == "start" and found[item.id].depth == depth]
@@ -74,7 +73,7 @@ class _Group:
     deadline: int
 
     def takes(self, item: Instruction, size: int, window: Window, limit: int) -> bool:
-        """Takes a call in where there is room for it and its window meets those of all others."""
+        """Takes a call in where there is room for it and its window meets all others."""
         ready, deadline = max(self.ready, window.ready), min(self.deadline, window.deadline)
         if self.bytes + size > limit or ready >= deadline:
             return False

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from autopar.reshard import Shapes, Step, cuts_inside, joins_inside
-from autopar.schedule.assignment import Layout, Moment
+from autopar.schedule.assignment import Layout, Moment, half
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, SubAxis
 from cost_models.collectives import KINDS
@@ -120,9 +120,9 @@ class Collective:
 
     @property
     def phase(self) -> Moment:
-        """That of its parts; backward where they differ."""
+        """The phase of its parts; where they differ, that of their segment: some are for second runs alone."""
         first, *others = {part.layout.phase for part in self.parts}
-        return "backward" if others else first
+        return half(first) if others else first
 
     @property
     def dtype(self) -> str:

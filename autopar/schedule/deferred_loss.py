@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from autopar import pricing
 from autopar.rules import why_once
-from autopar.schedule.assignment import OUTPUT
+from autopar.schedule.assignment import FORWARD, OUTPUT
 from autopar.schedule.settings import DEFERRED_LEAST_BYTES, DEFERRED_MOST_BYTES, DEFERRED_SHARE
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from autopar.schedule.assignment import Assignment
     from autopar.sharding import ShardingSpec
     from cost_models import Machine
+
 
 def may_be_deferred(graph: Graph) -> frozenset[str]:
     """The names of whatever may make the loss of what comes late: operators of ``graph.tail``, and the output. Not what reads the user's
@@ -35,7 +36,7 @@ def deferred_values(graph: Graph, assignment: Assignment, machine: Machine) -> f
     """The reshards, by value, that are late where a collective brings them; none under the communication model, where all is in
     sequence."""
     ends = may_be_deferred(graph) if machine.overlaps else frozenset()
-    made = {layout.value: layout for layout in assignment.layouts if layout.half == "forward" and layout.before in ends}
+    made = {layout.value: layout for layout in assignment.layouts if layout.half == FORWARD and layout.before in ends}
     if not made:
         return frozenset()
     sources = {layout.source for layout in assignment.layouts}

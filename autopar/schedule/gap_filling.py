@@ -1,10 +1,9 @@
-"""fill_gaps: operators that little depends on wait for gaps in which the others would stand still for a collective.
+"""fill_gaps: a list scheduler for operators. Operators on no long chain are deferred, to fill gaps in which others wait for a collective.
 
-In a backward pass the gradients of activations form one long chain, the gradients of weights hang off it. Run as captured, the chain
-waits for its collectives although work is there that could be done meanwhile. So operators after which little remains are set
-aside, and run when the next one of the chain would have to wait; or when what they keep in memory comes to ``limits.aside_bytes``, or
-at the end. When nothing is set aside that could run, operators that come soon after are pulled forward, as long as what they make stays
-within the same limit until their turn.
+In a backward pass the gradients of activations form one long chain, and the gradients of weights hang off it. In captured order the chain
+waits for its collectives although other operators could run. So an operator with a short chain behind it is deferred. It runs when the
+next operator of the long chain would wait, when deferred operators keep more than ``limits.aside_bytes``, or at the end. When no deferred
+operator can run, the next operators are pulled forward, as long as their results stay within the same limit.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from autopar.schedule.windows import Window, anchors, arrived, as_late_as_possib
 
 
 def fill_gaps(schedule: Schedule) -> Schedule:
-    """The schedule with operators in an order that leaves fewer gaps, when ``limits.aside_bytes`` allows any to be set aside."""
+    """The schedule with operators in an order that leaves fewer gaps, where ``limits.aside_bytes`` is not 0."""
     if not schedule.limits.aside_bytes:
         return schedule
     fixed = schedule.once(anchors)
@@ -32,7 +31,7 @@ def fill_gaps(schedule: Schedule) -> Schedule:
 
 
 def _short(schedule: Schedule) -> set[int]:
-    """The operators after which little remains of their phase: by the longest chain of operators that follows from each."""
+    """The operators that may be deferred, by the longest chain that follows each: see ``SHORT_CHAIN``."""
     found, windowed = set(), schedule.once(windows)
     for segment in schedule.segments:
         fixed = segment.among(schedule.once(anchors))
@@ -53,7 +52,7 @@ def _short(schedule: Schedule) -> set[int]:
 
 
 class _Filling:
-    """One segment: its operators in order, and when the values they read arrive if collectives start at once."""
+    """One sweep over the operators of a segment, with the time at which each value arrives if collectives start at once."""
 
     def __init__(self, schedule: Schedule, fixed: Sequence[Instruction], found: Mapping[int, Window], segment: Segment) -> None:
         self.schedule = schedule
@@ -102,7 +101,7 @@ class _Filling:
         return self.out
 
     def _oldest(self) -> Instruction:
-        """Of what was set aside that which comes next: what would have to wait for a collective lets others pass."""
+        """Takes the next deferred operator: the oldest that would not wait for a collective, or the oldest."""
         ready = (place for place, item in enumerate(self.aside) if not self._lacks(item) and arrived(item, self.arrival) <= self.now)
         place = next(ready, 0)
         item = self.aside[place]
@@ -110,16 +109,16 @@ class _Filling:
         return item
 
     def _make_what(self, item: Instruction) -> None:
-        """Runs of what was set aside as much as it needs, oldest first."""
+        """Runs deferred operators, oldest first, until the sources of an operator are made."""
         while self._lacks(item):
             self._set(self._oldest())
 
     def _lacks(self, item: Instruction) -> bool:
-        """Whether something that it reads has not been made."""
+        """Whether a source of an operator has not been made."""
         return any(value not in self.arrival and value in self.made for value in item.reads)
 
     def _fill_until(self, time: float) -> None:
-        """Runs what was set aside, oldest first, while it is shorter than the gap or little longer."""
+        """Runs deferred operators, oldest first, that are not much longer than the gap."""
         passed: deque[Instruction] = deque()
         while self.aside and self.now < time:
             item = self.aside.popleft()
@@ -131,7 +130,7 @@ class _Filling:
         self.aside.extendleft(reversed(passed))
 
     def _pull_until(self, time: float, place: int) -> None:
-        """Runs what comes soon, in its order, where what was set aside has left a gap."""
+        """Runs the next operators, in order, in what is left of a gap."""
         waiting = {item.id for item in self.aside}
         for item in self.fixed[place : place + PULL_WINDOW]:
             if self.now >= time:
@@ -160,7 +159,7 @@ class _Filling:
                 self._move(item)
 
     def _move(self, item: Instruction) -> None:
-        """A collective or slice whose sources are there, as soon as its links are free."""
+        """Runs a collective or slice whose sources are there, as soon as its links are free."""
         begin = max(arrived(item, self.arrival), *(self.free.get(link, 0.0) for link in item.streams), 0.0)
         self.free.update(dict.fromkeys(item.streams, begin + item.seconds))
         for written in item.writes:

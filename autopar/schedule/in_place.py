@@ -1,7 +1,7 @@
-"""assign_in_place: a pointwise operator whose result is as large as a tensor that nobody needs any more writes over that tensor.
+"""assign_in_place: a pointwise operator writes over a tensor of the same size that nobody needs any more.
 
-That is what PyTorch does with the same model run eagerly, where gradients are summed in place. What came in stays as it is, and so does
-what forward left: a backward pass may run twice on it. Who takes what is decided where memory is counted (``kernels.memory.peak_bytes``).
+PyTorch does so when a model runs eagerly: gradients are summed in place. Inputs stay as they are, and so do the results of forward: a
+backward pass may run twice on them. The choice is made where memory is counted (``kernels.memory.peak_bytes``).
 """
 
 from __future__ import annotations

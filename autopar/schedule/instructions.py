@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 from autopar.graph import Op, Phase
 from autopar.reshard import Step
-from autopar.schedule.assignment import Layout, Moment
+from autopar.schedule.assignment import BACKWARD, FORWARD, Layout, Moment
 from autopar.schedule.collectives import Part
 from autopar.sharding import ShardingSpec, Strategy
 
@@ -46,9 +46,9 @@ class Segment(NamedTuple):
     microbatch: int = 0
 
     def among(self, items: Iterable[Instruction]) -> list[Instruction]:
-        """Those of some instructions that belong to it."""
-        stage, forward = self.stage, self.phase == "forward"
-        return [item for item in items if (item.phase == "forward") is forward and item.stage == stage]
+        """The instructions that belong to it."""
+        stage, forward = self.stage, self.phase == FORWARD
+        return [item for item in items if (item.phase == FORWARD) is forward and item.stage == stage]
 
 
 class Instruction(NamedTuple):
@@ -89,7 +89,7 @@ class Instruction(NamedTuple):
     @property
     def half(self) -> Phase:
         """Whether it stands in forward or in backward."""
-        return "forward" if self.phase == "forward" else "backward"  # ``half``, without a call: asked of each many times
+        return FORWARD if self.phase == FORWARD else BACKWARD  # ``half`` without a call: asked of each many times
 
     @property
     def segment(self) -> Segment:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from autopar.errors import ScheduleError
 from autopar.rules import stores, why_once
-from autopar.schedule.assignment import AGAIN
+from autopar.schedule.assignment import AGAIN, FORWARD, PHASES
 from autopar.schedule.instructions import Instruction
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.storages import may_take, needed
@@ -88,8 +88,8 @@ def _freed_once(schedule: Schedule) -> Violations:
 
 
 def _written_over(schedule: Schedule) -> Violations:
-    """What is written over is as large, may be, and is not needed any more: neither it nor a view of it. What an operator changes a part
-    of is none that came in, but for a buffer that gets a new value."""
+    """A value that is written over is as large, may be, and is not needed any more, nor is a view of it. No operator changes an input in
+    place, but for a buffer that gets a new value."""
     root, written = schedule.storage, dict[str, int]()
     made: dict[str, int] = {}
     entered = {item.tensor for item in schedule.graph.inputs}
@@ -143,7 +143,7 @@ def _same_order(schedule: Schedule) -> Violations:
 
 
 def _microbatches(schedule: Schedule) -> Violations:
-    """What runs in the last alone reads sums, and what it makes of them; what runs in all, nothing of that; gradients leave as sums."""
+    """Instructions of the last microbatch read sums and what they make of them; all others read none. Gradients leave as sums."""
     last, summed = schedule.graph.microbatches - 1, set(schedule.sums)
     made, short = set[str](), set(schedule.sums)
     for item in schedule.instructions:
@@ -173,18 +173,19 @@ def _microbatches(schedule: Schedule) -> Violations:
 
 
 def _phases_in_order(schedule: Schedule) -> Violations:
-    backward = False
+    begun = 0
     for item in schedule.instructions:
-        backward = backward or item.half == "backward"
-        if backward and item.phase == "forward":
-            yield item.id, "is of the forward phase and comes after the backward phase has begun"
+        place = PHASES.index(item.half)
+        begun = max(begun, place)
+        if place < begun:
+            yield item.id, f"is of the {item.half} phase and comes after the {PHASES[begun]} phase has begun"
 
 
 def _second_runs(schedule: Schedule) -> Violations:
     for item in schedule.instructions:
         if item.kind == "run" and (item.phase == "recompute" or item.of.endswith(AGAIN)):
             first = schedule.operations.get(item.of.removesuffix(AGAIN))
-            if item.phase != "recompute" or first is None or item.of == first.op.name or first.op.phase != "forward":
+            if item.phase != "recompute" or first is None or item.of == first.op.name or first.op.phase != FORWARD:
                 yield item.id, f"runs {item.of} in phase {item.phase}, which is no second run of an operator of forward"
             elif schedule.operations[item.of] != first:
                 yield item.id, f"runs {item.of} otherwise than {first.op.name} has run"
@@ -199,7 +200,7 @@ def _late(schedule: Schedule) -> Violations:
     for item in schedule.instructions:
         if item.kind == "free" or not (item.late or not found.isdisjoint(item.reads)):
             continue
-        if item.half != "forward" or item.kind not in (("wait",) if item.late else ("run", "slice")) or loss is None:
+        if item.half != FORWARD or item.kind not in (("wait",) if item.late else ("run", "slice")) or loss is None:
             yield item.id, f"is a {item.kind} of {item.half} that is late, or reads what comes late"
         if not leaving.isdisjoint(item.writes):
             yield item.id, "is late, or reads what comes late, and what it makes leaves"
@@ -237,7 +238,7 @@ def _within_limits(schedule: Schedule) -> Violations:
 
 
 def _flights(schedule: Schedule) -> Iterator[tuple[Instruction, str, int]]:
-    """The starts after which more calls are in flight ahead of readers, or behind, than always may; and the bytes of those."""
+    """The starts after which calls in flight ahead or behind count against the limit, with their side and bytes."""
     found = windows(schedule)
     flying: dict[str, dict[str, int]] = {"ahead": {}, "behind": {}}
     for item in schedule.instructions:
@@ -254,7 +255,7 @@ def _flights(schedule: Schedule) -> Iterator[tuple[Instruction, str, int]]:
 
 
 def _chain(schedule: Schedule, flying: dict[str, int]) -> int:
-    """How many calls in flight may pass the limit: those that follow one another, each reading what the one before makes."""
+    """How many calls in flight may pass the limit: the longest chain in which each reads the result of the one before."""
     lengths: dict[str, int] = {}
     maker: dict[str, str] = {}
     for name in flying:

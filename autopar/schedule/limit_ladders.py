@@ -7,17 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from autopar.schedule.bucketing import size
-from autopar.schedule.instructions import Limits
+from autopar.schedule.instructions import Limits, Segment
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.settings import LADDER_HALVINGS, SMALL_MODEL_BYTES
 
 
 def effective_bytes(schedule: Schedule) -> Mapping[str, int]:
     """For each limit the bytes beyond which it changes nothing: all calls of the segment that sends most, or all values."""
-    sent = dict[object, int]()
+    sent = dict[Segment, int]()
     for item in schedule.instructions:
         if item.kind == "start":
-            sent[item.half] = sent.get(item.half, 0) + size(schedule.collectives[item.of])
+            sent[item.segment] = sent.get(item.segment, 0) + size(schedule.collectives[item.of])
     calls, made = max(sent.values(), default=0), sum(value.bytes for value in schedule.values.values())
     return {"ahead_bytes": calls, "aside_bytes": made, "bucket_bytes": calls}
 

@@ -2,7 +2,7 @@
 
 Every instruction takes and gives back what ``Collective`` and the views among operators say; parameters, buffers and optimizer states are
 there throughout. Of several microbatches the last holds most: it has the sums of gradients beside it and makes of them what leaves.
-Memory itself is counted by ``kernels.memory.peak_bytes``, which the local search asks too; here stands what has which name.
+Memory itself is counted by ``kernels.memory.peak_bytes``, which the local search asks too. This module names what is held.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from heapq import nsmallest
 
 from autopar.schedule.array_schedule import Storages, storages_of
 from autopar.schedule.schedule import Schedule
+from autopar.schedule.settings import NAMED_ITEMS
 from autopar.schedule.storages import entering, held_throughout, resting_bytes, states_bytes, storage_bytes
 
-NAMED = 10
-"""The largest items at the peak that are named."""
 STAGING = "staging of "
 """Names the buffers of a collective in flight, and what an operator holds beside its results while it runs."""
 
@@ -52,7 +51,7 @@ def memory(schedule: Schedule, optimizer: str) -> Memory:
     staging, there = _staging_at(schedule, index), _there_at(found, index)
     grads, staged = sum(size for name, size in there.items() if name in gradients), sum(staging.values())
     where = schedule.instructions[index].of if index < len(schedule.instructions) else "the optimizer's step"
-    biggest = nsmallest(NAMED, ((-size, name) for name, size in {**there, **staging, **parameters}.items()))
+    biggest = nsmallest(NAMED_ITEMS, ((-size, name) for name, size in {**there, **staging, **parameters}.items()))
     return Memory(
         best + resting_bytes(schedule, optimizer), sum(parameters.values()), grads, states, best - grads - staged, staged, where,
         tuple((name, -size) for size, name in biggest),
@@ -92,11 +91,14 @@ def _staging_at(schedule: Schedule, index: int) -> dict[str, int]:
 
 
 def between(schedule: Schedule, optimizer: str) -> int:
-    """Bytes of a rank between forward and backward: what rests, what came in, and what forward makes for backward or for the caller. In no
-    order is less held at the peak, so that what ``ordered`` makes tells it before any pass."""
+    """Bytes of a rank behind the first segment: what rests, the inputs, and results that later segments or the caller read.
+
+    No order holds less at the peak, so the list of ``ordered`` tells it before any pass.
+    """
     root = schedule.storage
-    made = {value for item in schedule.instructions if item.half == "forward" for value in item.writes}
-    wanted = {value for item in schedule.instructions if item.half == "backward" for value in item.reads}
+    first = schedule.segments[0] if schedule.segments else None
+    made = {value for item in schedule.instructions if item.segment == first for value in item.writes}
+    wanted = {value for item in schedule.instructions if item.segment != first for value in item.reads}
     wanted.update(value for _, value in schedule.outputs)
     came = entering(schedule)
     kept = {root[value] for value in made & wanted} - came.keys()

@@ -18,7 +18,7 @@ from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.reshard import Shapes, Step, find_reshard
 from autopar.rules import is_alias
-from autopar.schedule.assignment import AGAIN, OUTPUT, Assignment, Layout, Moment
+from autopar.schedule.assignment import AGAIN, FORWARD, OUTPUT, PHASES, Assignment, Layout, Moment
 from autopar.schedule.collectives import Collective, Part
 from autopar.schedule.deferred_loss import deferred_values
 from autopar.schedule.instructions import COMPUTE, Cut, Instruction, Kind, Limits, Operation, Value
@@ -32,7 +32,7 @@ def order(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits
     """The schedule of ``assignment`` in program order.
 
     Args:
-        prices: those of the graph on the machine, where lists before this one have asked for some.
+        prices: of the graph on the machine, kept from earlier lists.
 
     Raises:
         AssertionError: the assignment is not consistent (a read whose spec is not what the strategy needs).
@@ -41,7 +41,7 @@ def order(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits
 
 
 class _Priced(NamedTuple):
-    """Of an operator's run: seconds, the streams that it holds, whether it only views what it reads, and bytes of its results on a rank."""
+    """An operator's seconds and streams, whether it only views its source, and bytes of its results on a rank."""
 
     seconds: float
     stream: str
@@ -50,7 +50,7 @@ class _Priced(NamedTuple):
 
 
 class Prices:
-    """What operators and reshards of a graph take on a machine: asked once, for however many lists."""
+    """The prices of operators and reshards of a graph on a machine, each computed once for all lists."""
 
     def __init__(self, graph: Graph, machine: Machine) -> None:
         self.graph, self.machine = graph, machine
@@ -62,7 +62,7 @@ class Prices:
         """By identity of the leg in ``_routes``."""
 
     def run(self, op: Op, strategy: Strategy) -> _Priced:
-        """What a run of an operator takes; the same for operators of one kind in one strategy."""
+        """The price of an operator; operators of one kind in one strategy share it."""
         key = self.graph.kinds[op.name], id(strategy)
         if key not in self._runs:
             links = {link for inner in strategy.inner for link in self.machine.links(pricing.whole_axes(inner.axes, self.machine))}
@@ -124,7 +124,7 @@ class _Writer:
             if op.name in self.before:
                 self._make_before((op.name,))
             reads = tuple([self.reads.get((op.name, position), tensor) for position, tensor in enumerate(op.inputs)])
-            if op.phase == "backward":
+            if op.phase != FORWARD:
                 self._run_again(reads)
             self._run(op, op.name, op.phase, reads)
             if op.name in leaving:
@@ -132,7 +132,7 @@ class _Writer:
         outputs = tuple((output, self.reads.get((f"{OUTPUT}{index}", 0), output.tensor)) for index, output in enumerate(graph.outputs))
         self._reduce_in_place({value for _, value in outputs})
         return Schedule(
-            graph, self.machine, tuple(sorted(self.instructions, key=lambda item: item.half == "backward")), self.operations,
+            graph, self.machine, tuple(sorted(self.instructions, key=lambda item: PHASES.index(item.half))), self.operations,
             self.collectives, self.cuts, self.values, self.layouts, outputs, limits,
         )  # fmt: skip
 
@@ -151,7 +151,7 @@ class _Writer:
         self.instructions.append(Instruction(next(self.number), kind, phase, reads, writes, stream, seconds, size, of))
 
     def _run_again(self, reads: Iterable[str]) -> None:
-        """The second runs that ``reads`` need, and those that these need."""
+        """Adds the second runs that ``reads`` need, and the second runs that these need."""
         missing, found = list(reads), dict[str, Op]()
         while missing:
             value = missing.pop()
@@ -166,7 +166,7 @@ class _Writer:
             self._run(found[name], name + AGAIN, "recompute", self._reads_again(found[name]))
 
     def _reads_again(self, op: Op) -> tuple[str, ...]:
-        """What a second run reads."""
+        """The values that a second run reads."""
         made = self.made_again
         return tuple(
             self.reads.get((op.name + AGAIN, position), tensor + AGAIN if tensor + AGAIN in made else tensor)
@@ -189,7 +189,7 @@ class _Writer:
         self._add("run", phase, reads, writes, priced.stream, priced.seconds, taken, name)
 
     def _make(self, value: str, reader: str) -> None:
-        """The reshard that makes ``value``, and those it is made from, unless it is there or is none."""
+        """Adds the reshard that makes ``value``, and first the reshards of its source."""
         if value not in self.waiting:
             return
         layout = self.waiting[value]
@@ -198,7 +198,7 @@ class _Writer:
         elif layout.source in self.made_again:
             self._run_again((layout.source,))
         del self.waiting[value]
-        phase: Moment = "forward" if layout.half == "forward" else "recompute" if reader.endswith(AGAIN) else "backward"
+        phase: Moment = "recompute" if layout.half != FORWARD and reader.endswith(AGAIN) else layout.half
         layout = self.layouts[value] = Layout(value, layout.tensor, layout.source, layout.spec, phase, reader)
         spec = self.values[layout.source].spec
         assert spec is not None
@@ -224,7 +224,7 @@ class _Writer:
         self.instructions += start_and_wait(call, self.prices.taken(call, leg), self.number)
 
     def _reduce_in_place(self, leaving: set[str]) -> None:
-        """Lets an all-reduce write over what it sums: what was made in the same half of the step, in memory of its own, for nobody else.
+        """Lets an all-reduce write over its source: a value of the same segment, in memory of its own, with no other reader.
 
         Args:
             leaving: the values that leave.
@@ -244,8 +244,8 @@ class _Writer:
                 self.instructions[index : index + 2] = start_and_wait(call, taken_by(call, self.machine), iter(pair))
 
     def _alone(self, maker: Instruction | None, reader: Instruction) -> bool:
-        """Whether what was made for ``reader`` is memory of its own, of the same half of the step: a backward pass may run twice on what
-        forward left."""
+        """Whether the source of ``reader`` is memory of its own, of the same segment: a backward pass may run twice on results of
+        forward."""
         if maker is None or maker.half != reader.half:
             return False
         if maker.kind == "run":
@@ -285,8 +285,7 @@ def steps_of(layout: Layout, spec: ShardingSpec, graph: Graph, machine: Machine)
 
 
 class Taken(NamedTuple):
-    """What a collective takes: its links and for how long, memory while it is under way, and seconds of copies and memory when it has
-    arrived."""
+    """The links and seconds of a collective, its memory in flight, and seconds of copies and memory at its wait."""
 
     links: str
     seconds: float
@@ -296,7 +295,7 @@ class Taken(NamedTuple):
 
 
 def taken_by(call: Collective, machine: Machine) -> Taken:
-    """The same for calls of parts that are alike but for their names."""
+    """What a call takes; calls whose parts differ only in names take the same."""
     return Taken(
         "+".join(machine.links(call.axes)), call.seconds(machine), call.taken_bytes,
         machine.copy_seconds(call.copied_bytes, call.dtype), call.target_bytes if call.unpacks else 0,
@@ -315,4 +314,4 @@ def start_and_wait(call: Collective, taken: Taken, number: Iterator[int]) -> tup
 
 def phases_in_order(graph: Graph) -> list[Op]:
     """Operators as captured, forward before backward."""
-    return sorted(graph.ops, key=lambda op: op.phase == "backward")
+    return sorted(graph.ops, key=lambda op: PHASES.index(op.phase))

@@ -23,11 +23,11 @@ from cost_models import Machine
 Passes = tuple[tuple[str, Callable[[Schedule], Schedule]], ...]
 
 PLACING: Passes = (("fill_gaps", fill_gaps), ("bucket", bucket), ("prefetch", prefetch), ("accumulate", accumulate))
-"""What gives everything its place in the list after ``share`` and ``order`` have made it, by name; enough to simulate it."""
+"""The passes that place every instruction of the list of ``order``, by name; it can be simulated then."""
 ENDING: Passes = (("assign_in_place", assign_in_place), ("free", free))
-"""What says where memory comes from and when it goes, of a list in which everything has its place."""
+"""The passes that say where memory comes from and when it goes."""
 PASSES: Passes = (*PLACING, *ENDING)
-"""All that is done under limits that are given."""
+"""All passes, in order."""
 KEEPS_TO: Mapping[str, tuple[str, ...]] = {
     "fill_gaps": ("aside_bytes",),
     "bucket": ("bucket_bytes",),
@@ -38,7 +38,7 @@ KEEPS_TO: Mapping[str, tuple[str, ...]] = {
 
 
 def ordered(graph: Graph, assignment: Assignment, machine: Machine, prices: Prices | None = None) -> Schedule:
-    """What the passes begin with: equal reshards shared, everything in program order.
+    """The list that the passes begin with: equal reshards shared, all in program order.
 
     Args:
         prices: see ``order``.
@@ -53,8 +53,7 @@ def run_passes(schedule: Schedule, passes: Passes = PASSES, *, checked: bool = F
     """The passes after ``order``, by the schedule's limits.
 
     Args:
-        passes: those to run.
-        checked: after each pass, its legality is checked; a search that tries many leaves it out and checks the one it keeps.
+        checked: legality is checked after each pass. A search that tries many lists checks only the one it keeps.
 
     Raises:
         ScheduleError: a pass that made something illegal, by its name.
@@ -69,8 +68,7 @@ def run_passes(schedule: Schedule, passes: Passes = PASSES, *, checked: bool = F
 
 
 class Placed:
-    """What ``PLACING`` makes of one list under one limits after another: a pass runs anew only where a limit that it reads, or the list
-    that it is given, is another.
+    """The results of ``PLACING`` under several limits. A pass runs anew only where its list, or a limit that it reads, has changed.
 
     Args:
         first: see ``ordered``.
@@ -81,7 +79,7 @@ class Placed:
         self.known: dict[tuple[object, ...], Schedule] = {}
 
     def under(self, limits: Limits) -> Schedule:
-        """The same as ``run_passes`` of the list with these limits and ``PLACING``."""
+        """The list after ``PLACING`` under some limits."""
         schedule = self.first
         for name, run in PLACING:
             key = (id(schedule), name, *(getattr(limits, limit) for limit in KEEPS_TO[name]))
@@ -91,7 +89,7 @@ class Placed:
         return schedule.under(limits)
 
     def _one(self, made: Schedule) -> Schedule:
-        """An earlier list where that is equal: what is known of it, is of both."""
+        """An earlier list where that is equal, with all that is known of it."""
         return next((other for other in self.known.values() if other.instructions == made.instructions), made)
 
 
@@ -108,5 +106,5 @@ def make_schedule(graph: Graph, assignment: Assignment, machine: Machine, limits
 
 
 def default_limits(machine: Machine) -> Limits:
-    """What is kept to when nothing else is said. Under the communication model nothing overlaps and nothing is joined."""
+    """The limits where none are given. Under the communication model nothing overlaps and no calls are joined."""
     return Limits() if machine.overlaps else Limits(0, 0, 0)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from autopar.schedule.accumulating import accumulate
 from autopar.schedule.collectives import Collective
 from autopar.schedule.headroom import Headroom
-from autopar.schedule.instructions import COMPUTE, Instruction
+from autopar.schedule.instructions import COMPUTE, Instruction, Segment
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.settings import LEAD
 from autopar.schedule.windows import Window, anchors, moving, windows
@@ -156,11 +156,11 @@ class _Placing:
         self.soft = schedule.once(moving)
         self.waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
         self.producer = {value: item for item in self.soft for value in item.writes}
-        self.unread: dict[tuple[str, str], list[Instruction]] = {}
+        self.unread: dict[tuple[Segment, str], list[Instruction]] = {}
         for item in self.soft:
             if item.kind == "slice" and found[item.id].deadline == found[item.id].end:
                 for value in item.reads:
-                    self.unread.setdefault((item.half, value), []).append(item)
+                    self.unread.setdefault((item.segment, value), []).append(item)
         self.out: list[Instruction] = []
         self.started: set[int] = set()
         self.done: set[int] = set()
@@ -309,5 +309,5 @@ class _Placing:
     def _cut(self, item: Instruction) -> None:
         """Slices of what was just made that nobody in the phase reads, so that the whole can go."""
         for value in item.writes:
-            for other in self.unread.get((item.half, value), ()):
+            for other in self.unread.get((item.segment, value), ()):
                 self._finish(other)

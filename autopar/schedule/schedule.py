@@ -54,7 +54,7 @@ class Schedule:
         return format_instructions(self.instructions, called)
 
     def under(self, limits: Limits) -> Schedule:
-        """The same list under other limits; what is known of it stays known."""
+        """The list under other limits, with all that is known of it."""
         return self._knowing(replace(self, limits=limits), (*self.__dict__, "_known"))
 
     def freed(self, instructions: tuple[Instruction, ...]) -> Schedule:
@@ -67,7 +67,7 @@ class Schedule:
         return made
 
     def once(self, question: Callable[[Schedule], Answer]) -> Answer:
-        """What a function says of the list, whatever the limits: it is asked once."""
+        """The answer of a function that does not depend on limits, computed once."""
         known = self._known
         if question not in known:
             known[question] = question(self)
@@ -75,7 +75,7 @@ class Schedule:
         return answer
 
     def knowing(self, question: Callable[[Schedule], Answer], answer: Answer) -> Schedule:
-        """The schedule itself, which knows what a function says of it."""
+        """The schedule itself, with the answer of a function kept."""
         self._known[question] = answer
         return self
 
@@ -104,7 +104,7 @@ class Schedule:
 
     @cached_property
     def rounds(self) -> tuple[tuple[int, tuple[Instruction, ...]], ...]:
-        """What runs how often: the instructions of microbatches that do the same, in order."""
+        """Counts of microbatches that run the same instructions, with these, in order."""
         last = self.graph.microbatches - 1
         begins = sorted({0, *(item.microbatch for item in self.instructions)}) + [last + 1]
         return tuple(
@@ -128,7 +128,7 @@ class Schedule:
         return self.stored()
 
     def stored(self, *, apart: bool = False) -> Mapping[str, str]:
-        """The same; or with each value that a collective brings in memory of its own (``apart``), whoever it shares a buffer with."""
+        """The memory of each value, see ``storage``; if ``apart``, values that share a collective's buffer lie apart."""
         root = {name: name for name in (*(item.tensor for item in self.graph.inputs), *self.sums)}
         views = {target: is_alias(op) for target, op in {item.op.target: item.op for item in self.operations.values()}.items()}
         for item in self.instructions:
@@ -164,7 +164,7 @@ class Schedule:
         return {}
 
     def communication_seconds(self) -> float:
-        """Sum over collectives and their copies, in sequence, those inside operators included."""
+        """Sum over collectives and their copies, in sequence, with the collectives inside operators."""
         calls = sum(self.times(item) * item.seconds for item in self.instructions if item.kind in ("start", "wait"))
         inside = (pricing.inner_seconds(self.operations[item.of].strategy, self.machine) * self.times(item) for item in self._runs())
         return calls + sum(inside)

@@ -54,6 +54,10 @@ DRAW_BITS = 31
 """Bits of a random number of the local search."""
 ALONE = -1
 """The bucket class of a slot that never shares a call."""
+LARGE_COPY = 2**40
+"""Bytes whose copy takes so long that its launch does not count: it tells the seconds of a byte."""
+NAMED_ITEMS = 10
+"""The largest items at the peak of memory that are named."""
 
 LIMIT_LADDERS: Mapping[str, tuple[int, ...]] = {
     "ahead_bytes": (0, 1, *(size * MIB for size in (25, 100, 400, 1600, 6400))),

@@ -7,7 +7,7 @@
   late one they do not wait: of what it brings only the loss is made, and that is read after the step.
 - While any link is busy, operators run at ``1 - overlap_slowdown`` of their speed.
 
-The clock itself is ``kernels.clock.run_clock``, which the local search asks too. Here is its view of instructions.
+The clock itself is ``kernels.clock.run_clock``, which the local search asks too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0, *, over
 
 
 def _timed(instructions: Iterable[Instruction]) -> list[Instruction]:
-    """Those that take time."""
+    """The instructions that take time."""
     return [item for item in instructions if item.kind != "free" and item.kind != "slice"]
 
 

@@ -52,8 +52,10 @@ def made_for_good(schedule: Schedule, maker: Instruction, item: Instruction) -> 
 
 
 def may_take(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
-    """The values that the result of an instruction could lie over, as far as it is concerned: of its shape and dtype on every rank, and
-    of which it reads no view beside them: entries of that would be gone before they were read."""
+    """The values that the result of an instruction could be written over: sources of its shape and dtype on every rank.
+
+    A value whose view it reads too is none: entries of the view would be gone before they were read.
+    """
     if item.kind != "run" or len(item.writes) != 1:
         return ()
     op, strategy = schedule.operations[item.of]

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 from autopar.errors import ScheduleError
-from autopar.schedule.assignment import Moment
+from autopar.schedule.assignment import FORWARD, Moment
 from autopar.schedule.instructions import KINDS, Instruction
 
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*":?|\S+')
@@ -85,7 +85,7 @@ def parse(text: str) -> tuple[Instruction, ...]:
     >>> [item.kind for item in parse("forward\\n  start all_gather(dp) w@fwd: w -> w@fwd | node 1e-05 s\\n  wait w@fwd: -> w@fwd")]
     ['start', 'wait']
     """
-    found, heading = list[Instruction](), {"phase": "forward", "stage": 0, "microbatch": 0}
+    found, heading = list[Instruction](), {"phase": FORWARD, "stage": 0, "microbatch": 0}
     for number, line in enumerate(text.splitlines(), 1):
         try:
             if line.strip() and not line.startswith((" ", "\t")):

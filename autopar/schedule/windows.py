@@ -1,7 +1,7 @@
 """When a collective or slice may happen, as far as the data allow: between which two operators.
 
-Operators are anchors: their order is given. What lies between them (starts, waits, slices) may move within its window: after the last
-anchor that makes what it reads (``ready``), before the first that needs what it makes (``deadline``), within its phase.
+Operators are anchors: their order is given. Starts, waits and slices may move between them, within their segment: after the last anchor
+that makes a source (``ready``), before the first that needs a result (``deadline``).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Window(NamedTuple):
     """Where one start (with its wait) or slice may stand.
 
     Args:
-        ready: index of the anchor it must follow; ``begin`` when its sources are there when the phase begins.
-        deadline: index of the anchor it must precede; ``end`` when nobody in the phase reads it.
-        depth: how many starts and slices before it in the phase lead to it, itself included.
-        begin, end: of the phase: the anchor before its first, and the one after its last.
-        ahead: its sources are there when the phase begins, or made by what leads it (``Graph.prepared``): it may run ahead of its readers.
-        behind: it is made from what the phase makes, and nobody in the phase reads it.
+        ready: index of the anchor it must follow; ``begin`` where its sources are there as the segment begins.
+        deadline: index of the anchor it must precede; ``end`` where nobody in the segment reads it.
+        depth: how many starts and slices of the segment lead to it, itself included.
+        begin, end: of the segment: the anchor before its first, and the one after its last.
+        ahead: its sources are there as the segment begins, or made by ``Graph.prepared``: it may run ahead of its readers.
+        behind: its sources are made in the segment, and nobody there reads it.
     """
 
     ready: int
@@ -46,8 +46,7 @@ def moving(schedule: Schedule) -> list[Instruction]:
 
 
 def windows(schedule: Schedule) -> Mapping[int, Window]:
-    """The window of each start and slice, by instruction id. Their order in the list must be right: producers first. A sum is there
-    when what is added to it is."""
+    """The window of each start and slice, by instruction id. Producers stand before readers; a sum is there when its addend is."""
     fixed, soft = schedule.once(anchors), [item for item in schedule.instructions if item.kind in ("start", "slice", "add")]
     prepared = schedule.graph.prepared
     found: dict[int, Window] = {}
@@ -61,7 +60,7 @@ def windows(schedule: Schedule) -> Mapping[int, Window]:
                 if value not in due:
                     due[value] = index
         mine = segment.among(soft)
-        led = begin + (sum(1 for _ in takewhile(lambda item: item.of in prepared, fixed)) if segment.phase == "forward" else 0)
+        led = begin + sum(1 for _ in takewhile(lambda item: item.of in prepared, fixed[begin + 1 : end]))
         first: list[tuple[int, int]] = []
         for item in mine:
             after, level = begin, 0
@@ -97,7 +96,7 @@ def _bounds(schedule: Schedule) -> Mapping[Segment, tuple[int, int]]:
 
 
 def arrived(item: Instruction, arrival: Mapping[str, float]) -> float:
-    """When all that an instruction reads is there, by the times of those values that have one."""
+    """When the sources of an instruction are there; a value without a time is there at once."""
     found = 0.0
     for value in item.reads:
         if value in arrival and arrival[value] > found:
@@ -108,7 +107,7 @@ def arrived(item: Instruction, arrival: Mapping[str, float]) -> float:
 def as_late_as_possible(
     segments: Iterable[Segment], fixed: Sequence[Instruction], soft: Sequence[tuple[Instruction, ...]]
 ) -> tuple[Instruction, ...]:  # fmt: skip
-    """Operators in the given order, and everything between them just before its first reader, or at the end of its phase.
+    """Operators in the given order, and everything between them just before its first reader, or at the end of its segment.
 
     Args:
         segments: in order.
