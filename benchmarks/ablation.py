@@ -1,7 +1,8 @@
 """What does each phase of the search buy?
 
 Every case is planned whole, and then with one phase left out after another (``--without``): step, bound and CPU seconds beside those of
-the whole search. What buys less than 0.3 % of step or bound on every case is to go.
+the whole search. What buys less than 0.3 % of step or bound on every case is to go. Passes of the schedule are left out by their names in
+``schedule_passes.py``.
 
 Each search runs in a process of its own, forked from one that has captured the model. CPU seconds are those of that process.
 
@@ -90,12 +91,16 @@ def search(graph: Any, case: Case, without: str, options: dict[str, Any]) -> Row
     from autopar.errors import AutoparError
     from autopar.options import parse_memory, parse_mesh
     from autopar.search import find_plan
+    from benchmarks.schedule_passes import VARIANTS
     from cost_models import Machine, load_hardware
 
     machine = Machine(parse_mesh(case.mesh), load_hardware("h100-sxm"), "roofline")
     options = dict(options)
+    names = without.split("+") if without else []
+    for change in (change for name in names for change in VARIANTS.get(name, ())):
+        change()
     if without:
-        options["skip"] = frozenset(without.split("+"))
+        options["skip"] = frozenset(name for name in names if name not in VARIANTS)
     began = sum(os.times()[:4])
     row = Row("", without)
     try:

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # before this folder, whose solvers.py is not the package
+SOURCE = os.environ.get("AUTOPAR_SOURCE", str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, SOURCE)  # before this folder, whose solvers.py is not the package
 
 if TYPE_CHECKING:
     from autopar.graph import Graph
@@ -157,20 +158,38 @@ def without_local_search() -> None:
     limit_search.improve_order = lambda schedule, *_, **__: Improved(schedule, 0)
 
 
+def without_passing() -> None:
+    from autopar.schedule.prefetching import StartTimes
+
+    StartTimes.holds_up = lambda *_: False  # type: ignore[method-assign]
+
+
+def without_pulling() -> None:
+    from autopar.schedule.gap_filling import _Filling
+
+    _Filling._pull_until = lambda *_: None  # type: ignore[method-assign]
+
+
 S = "autopar.schedule"
 VARIANTS: dict[str, Sequence[Callable[[], None]]] = {
     "everything": (),
     "everything, another seed": (other_seed,),
     "no gap filling": (ladders(aside_bytes=()), limits(aside_bytes=0)),
+    "no pulling into gaps": (without_pulling,),
     "no local search": (without_local_search,),
+    "no local search for the sake of fewer calls": (without(f"{S}.limit_search", saved_at_most=lambda *_: 0.0),),
     "no local search at the end": (without("__main__", EFFORT=0),),
     "no headroom": (without(f"{S}.prefetching", Headroom=lambda *_: None),),
     "no bucket": (ladders(bucket_bytes=()), limits(bucket_bytes=0)),
     "no prefetch": (ladders(ahead_bytes=()), limits(ahead_bytes=0)),
     "no lead": (without(f"{S}.prefetching", LEAD=1.0),),
-    "no call lets another pass": (without(f"{S}.prefetching", bisect_right=lambda *_, **__: 0),),
+    "no call lets another pass": (without_passing,),
+    "deferred loss of 1 KiB": (
+        without(f"{S}.deferred_loss", DEFERRED_LEAST_BYTES=2**10, DEFERRED_SHARE=0.0, DEFERRED_MOST_BYTES=2**10),
+    ),
+    "moves: none at stalls": (weights(shift=21, shift_at_stall=0, pull_to_stall=0),),
     "no deferred loss": (without(f"{S}.ordering", deferred_values=lambda *_: frozenset()),),
-    "no tuning": (ladders(ahead_bytes=(), aside_bytes=(), bucket_bytes=()),),
+    "no limit search": (ladders(ahead_bytes=(), aside_bytes=(), bucket_bytes=()),),
     "bucket and prefetch as given": (ladders(ahead_bytes=(), bucket_bytes=()),),
     "moves: no shift anywhere": (weights(shift=0),),
     "moves: no shift at stalls": (weights(shift_at_stall=0),),
@@ -194,10 +213,10 @@ def measure(variant: str, folder: Path) -> list[dict[str, Any]]:
             found = limit_search.best_schedule(graph, assignment, machine, "adamw", limit)
             middle = sum(os.times()[:4])
             if EFFORT:
-                found = limit_search.improve_plan(found, machine, "adamw", limit, EFFORT, budget)
+                found = limit_search.improve_plan(found, "adamw", limit, budget, EFFORT, keep_program_order=False)
             rows.append({
                 "case": name, "assignment": kind, "seconds": found.seconds, "peak": found.memory.peak, "fits": found.memory.peak <= limit,
-                "cpu_seconds": sum(os.times()[:4]) - before, "tuning_cpu_seconds": middle - before,
+                "cpu_seconds": sum(os.times()[:4]) - before, "limit_search_cpu_seconds": middle - before,
             })  # fmt: skip
     return rows
 

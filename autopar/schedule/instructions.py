@@ -1,4 +1,4 @@
-"""Instruction and what its names stand for: the values that the passes make and everybody reads.
+"""Instruction, Segment, Limits: the values that passes make and all other packages read.
 
 A schedule (``schedule.Schedule``) is one ordered list of instructions that every rank runs:
 
@@ -25,6 +25,7 @@ from autopar.graph import Op, Phase
 from autopar.reshard import Step
 from autopar.schedule.assignment import BACKWARD, FORWARD, Layout, Moment
 from autopar.schedule.collectives import Part
+from autopar.schedule.settings import ASIDE_BYTES, BUCKET_BYTES, PREFETCH_BYTES
 from autopar.sharding import ShardingSpec, Strategy
 
 Kind = Literal["run", "start", "wait", "slice", "add", "free"]
@@ -52,14 +53,14 @@ class Segment(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """One entry of the list. A tuple, since a deep graph has tens of thousands and every pass makes some anew.
+    """One entry of the list. It is a tuple, because a deep graph has tens of thousands and every pass makes new ones.
 
     Args:
         id: its name in the list; final schedules number from 0 in order.
         kind: see the table of this module.
-        phase: forward, backward, or recompute for an operator's second run and what only that reads; all of forward comes first.
-        reads: values that must be there; of a ``start`` they may also be in flight: it then begins when they arrive.
-        writes: values that are there afterwards (of a ``start``: once it was waited for).
+        phase: forward, backward, or recompute for an operator's second run and its reshards; all of forward comes first.
+        reads: values that must be there. Those of a ``start`` may also be in flight: it then begins when they arrive.
+        writes: values that are there afterwards; those of a ``start`` are there after its wait.
         stream: ``compute``, or the names of the links that are held, joined by ``+``; empty when it takes no time. A ``wait`` takes
             the time of all its call's copies, in and out, once the call has ended.
         seconds: how long it holds its stream.
@@ -69,7 +70,7 @@ class Instruction(NamedTuple):
         over: of a run, the value whose memory its result takes; of a ``start``, the one that is reduced in place; None where there is none.
         stage: of a pipeline; one so far.
         microbatch: the first in which it runs; it does in all after it.
-        late: of a wait, True where operators do not wait: what comes is for the loss alone, and is waited for when that is read.
+        late: of a wait, True where operators do not wait: its values are for the loss alone, and are waited for when that is read.
     """
 
     id: int
@@ -126,7 +127,7 @@ class Cut(NamedTuple):
 
 
 class Value(NamedTuple):
-    """What a name stands for: a graph tensor in a spec, or on its way there (``spec`` None), and its bytes on a rank."""
+    """A graph tensor in a spec, or on its way there (``spec`` None), and its bytes on a rank."""
 
     tensor: str
     spec: ShardingSpec | None
@@ -135,22 +136,21 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the passes keep to; a search may choose them.
+    """The limits of the passes, in bytes; a search may choose them.
 
     Args:
-        bucket_bytes: most bytes of a bucket, and so of what small collectives are joined to; a larger value is a call of its own.
-        ahead_bytes: most bytes of collectives in flight ahead of their readers, and of those behind that nobody reads in the phase;
-            one call of each is always allowed. 0: none, everything is gathered just before it is read.
-        aside_bytes: most bytes kept by operators that are set aside to fill gaps in which others would wait for a collective; 0: none are.
-        held_bytes: most bytes of a rank, without the optimizer's states, up to which collectives are in flight ahead of their readers or
-            behind; 0: whatever it takes.
-        summed_bytes: most bytes by which sums of gradients over microbatches may be larger for being reduced once, after the last;
-            where that is more, gradients are reduced in every microbatch and summed then.
+        bucket_bytes: of a bucket, at most. A larger value is a call of its own.
+        ahead_bytes: of collectives in flight ahead of their readers, at most; and of those behind, that nobody reads in the segment. One
+            call of each is always allowed. With 0 everything is gathered just before it is read.
+        aside_bytes: kept by operators that are deferred to fill gaps, at most; with 0 none are deferred.
+        held_bytes: of a rank, without the optimizer's states. Collectives are in flight only up to it; 0 is no limit.
+        summed_bytes: by which sums over microbatches may be larger than the gradients that leave, at most. Beyond it gradients are
+            reduced in every microbatch.
     """
 
-    bucket_bytes: int = 25 * 2**20
-    ahead_bytes: int = 400 * 2**20
-    aside_bytes: int = 50 * 2**20
+    bucket_bytes: int = BUCKET_BYTES
+    ahead_bytes: int = PREFETCH_BYTES
+    aside_bytes: int = ASIDE_BYTES
     held_bytes: int = 0
     summed_bytes: int = 2**62
 

@@ -75,8 +75,8 @@ class ScheduledPlan:
     def better(self, other: ScheduledPlan | None, limit: int) -> bool:
         """Whether this plan is the one to keep under a limit of ``limit`` bytes a rank.
 
-        A plan that fits comes first, then the faster, then the smaller, then the one that defers less. Deferred operators read what has
-        left the cache.
+        A plan that fits comes first, then the faster, then the smaller, then the one that defers less. Deferred operators miss the
+        cache.
         """
         if other is None:
             return True
@@ -87,11 +87,6 @@ class ScheduledPlan:
             return self.seconds < other.seconds
         mine, theirs = ((plan.memory.peak, plan.limits.aside_bytes) for plan in (self, other))
         return mine < theirs
-
-    def under(self, limits: Limits) -> ScheduledPlan:
-        """The plan with other limits that lead to the same lists."""
-        whole = self.schedule.under(limits)
-        return replace(self, schedule=whole, limits=limits, samples=self.samples if self.estimated else ((self.samples[0][0], whole),))
 
 
 def sum_memory(parts: Sequence[tuple[float, Memory]]) -> Memory:

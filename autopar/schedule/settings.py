@@ -6,58 +6,71 @@ from collections.abc import Mapping
 
 MIB = 2**20
 BUCKET_BYTES = 25 * MIB
-"""Bytes of a bucket unless limits say otherwise: that of DistributedDataParallel."""
+"""Default limit of a bucket: that of DistributedDataParallel."""
 PREFETCH_BYTES = 400 * MIB
-"""Bytes of calls in flight ahead of their readers unless limits say otherwise: one layer of Llama-3-8B in bfloat16."""
+"""Default limit of bytes in flight ahead of their readers: one layer of Llama-3-8B in bfloat16."""
+ASIDE_BYTES = 50 * MIB
+"""Default limit of bytes that deferred operators keep."""
 LEAD = 4.0
-"""A gather may start this many times its own length before it must be under way. Set on Llama-3-8B, four layers, 8x8."""
+"""Lengths of a gather by which it may start before it must be under way. Set on Llama-3-8B, four layers, 8x8."""
 
 SHORT_CHAIN = 0.25
-"""An operator may be deferred when the longest chain of operators after it is less than this share of the seconds left in its segment."""
+"""Share of the seconds left in a segment. An operator may be deferred when the longest chain after it takes less."""
 GAP_OVERSHOOT = 2.0
-"""A deferred operator fills a gap when it is at most this many times as long."""
+"""Factor of a gap's seconds up to which a deferred operator fills it."""
 PULL_WINDOW = 64
-"""Of this many next operators one is looked for to be pulled into a gap."""
+"""Next operators among which one is sought that fills a gap."""
 
-DEFERRED_LEAST_BYTES, DEFERRED_SHARE, DEFERRED_MOST_BYTES = 2**10, 0.01, 2**16
-"""A deferred loss may keep the first, or this share of what came in, but no more bytes than the last: so it never decides what fits."""
+DEFERRED_LEAST_BYTES = 2**10
+"""Bytes that a deferred loss may always keep: they never decide what fits."""
+DEFERRED_SHARE = 0.01
+"""Share of the inputs' bytes that a deferred loss may keep."""
+DEFERRED_MOST_BYTES = 2**16
+"""Bytes that a deferred loss may keep at most."""
 
 MOVE_WEIGHTS: Mapping[str, int] = {
     "shift": 12,           # an instruction goes earlier or later
-    "shift_at_stall": 9,   # the same of one near a place where operators stand still
-    "pull_to_stall": 3,    # one that stands behind such a place goes there
+    "shift_at_stall": 9,   # the same near a stall of operators
+    "pull_to_stall": 3,    # an instruction from behind a stall goes there
     "unbucket": 4,         # a part of a call becomes a call of its own
     "merge": 4,            # two calls become one
 }  # fmt: skip
-"""How often each kind of move of the local search is drawn. ``benchmarks/schedule_passes.py`` says what each buys."""
-MOVES, MOVES_EACH, MOVES_WORK = 7_000, 40, 35_000_000
-"""Moves that are judged at most: of a list, for each of its instructions, and times instructions in all. Set on the zoo on 2x4 and
-Llama-3-8B on 8x8, whose 5,800 instructions take 0.5 CPU s a search so."""
+"""Frequency of each kind of move. Without those at stalls Llama-3-8B in 7 GiB takes 1.4 % longer (whole search, one seed)."""
+MOVES = 7_000
+"""Moves judged of a list, at most."""
+MOVES_EACH = 40
+"""Moves judged for each instruction of a list, at most."""
+MOVES_WORK = 35_000_000
+"""Moves times instructions, at most. The 5,800 instructions of Llama-3-8B on 8x8 take 0.5 CPU s a search so."""
 TRIES = 3
-"""Times as many moves are drawn as are judged, at most: of short lists most moves are none."""
+"""Moves drawn for each that is judged, at most: in short lists most moves change nothing."""
 PLAIN = 100
-"""Without compiled loops one move in so many is judged: a move takes milliseconds then."""
-NEAR_PLACES, NEAR_SHIFTS = 8, 0.75
-"""Places by which an instruction is moved at most in this share of moves; in the others as many as it can."""
-STALL_REACH, STALLS_AFTER = 16, 200
-"""Places before and after a stall that are near it, and judged moves after which stalls are looked for anew."""
-NEAR_BUCKETS = 8
-"""Calls apart that two may be to become one, in half of the moves."""
-FIXED_ORDER, MEMORY_LAST = 4, 4
-"""Parts of the moves, as divisors: the first leave operators in their order, the last may not raise the peak."""
-ROUNDING, GAIN_OF_SPLIT = 1 + 1e-12, 1 - 1e-9
-"""Factors of seconds: what takes as much but for rounding, and what one call more has to come to."""
+"""Divisor of the moves judged without compiled loops: a move takes milliseconds then."""
+NEAR_PLACES = 8
+"""Places by which an instruction moves at most, in ``NEAR_SHIFTS`` of moves; calls between two that merge, in half of the merges."""
+NEAR_SHIFTS = 0.75
+"""Share of moves over ``NEAR_PLACES`` at most. In the others an instruction moves as far as it can."""
+STALL_REACH = 16
+"""Places before and after a stall that are near it."""
+STALLS_AFTER = 200
+"""Judged moves after which stalls are looked for anew."""
+PARTS_OF_MOVES = 4
+"""Equal parts of the moves. The first leaves operators in their order; the last may not raise the peak."""
+ROUNDING = 1 + 1e-12
+"""Factor of seconds up to which a list takes as long as before a move."""
 SHORT_SAVING = 1e-3
-"""Share of a list's seconds below which a call less is not hoped for."""
+"""Share of a list's seconds below which the saving of a call does not count."""
 
+MULTIPLIER, INCREMENT = 1103515245, 12345
+"""The linear congruential generator of the C standard's example."""
 DRAW_BITS = 31
-"""Bits of a random number of the local search."""
+"""Bits of its numbers. The high bits are used."""
 ALONE = -1
 """The bucket class of a slot that never shares a call."""
 LARGE_COPY = 2**40
-"""Bytes whose copy takes so long that its launch does not count: it tells the seconds of a byte."""
+"""Bytes whose copy takes so long that its launch does not count: it gives the seconds of a byte."""
 NAMED_ITEMS = 10
-"""The largest items at the peak of memory that are named."""
+"""Largest items at the peak of memory that are named."""
 
 LIMIT_LADDERS: Mapping[str, tuple[int, ...]] = {
     "ahead_bytes": (0, 1, *(size * MIB for size in (25, 100, 400, 1600, 6400))),
@@ -78,11 +91,9 @@ NEAREST_RUNGS = 2
 """Rungs tried before a plan that trails is left."""
 LOCAL_SEARCH_FACTOR = 1.1
 """A plan that trails the incumbent by more than this factor gets no local search, unless fewer calls could save as much."""
-PLACING_WORK = 16e-6
-"""Work seconds for each instruction that is placed and simulated."""
-MEMORY_WORK = 16e-6
-"""Work seconds for each instruction whose memory is measured."""
+LIST_WORK = 16e-6
+"""Work seconds for each instruction that is placed and simulated, or whose memory is measured."""
 MOVE_WORK = 6e-9
 """Work seconds for each instruction of a list that a move is judged by."""
 EQUAL_SECONDS = 1e-9
-"""Relative difference up to which seconds are the same."""
+"""Relative difference up to which seconds are the same. A split of a call must gain more."""

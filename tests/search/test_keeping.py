@@ -148,8 +148,8 @@ def test_strategies_that_add_a_whole_value_to_a_partial_sum_can_be_made_again() 
                 problem, _ = model.problem(None, InSequence())
                 found = solve(problem, time_limit=inf, gap=1e-3)
                 assert found.choices is not None, (op.name, strategy)
-                plan = decode_assignment(model, model.expand(found.choices))
-                check_legal(make_schedule(space().graph, plan, on, LEAN_LIMITS), "the test")
+                answer = decode_assignment(model, model.expand(found.choices))
+                check_legal(make_schedule(space().graph, answer, on, LEAN_LIMITS), "the test")
                 masked += 1
                 break
     assert masked > 4

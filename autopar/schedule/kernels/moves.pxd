@@ -6,8 +6,8 @@ from autopar.schedule.kernels.memory cimport peak_bytes, price_call
 from autopar.schedule.kernels.views cimport ArraySchedule, CallCosts, Lives, Order, Rows, Timeline
 
 cdef int64_t ALONE, DRAW_BITS, MULTIPLIER, INCREMENT, MASK, SHIFT, SHIFT_AT_STALL, PULL_TO_STALL, UNBUCKET, MERGE
-cdef int64_t NEAR_MOVES, FIXED_ORDER, MEMORY_LAST, NEAR_BUCKETS, NEAR_PLACES, STALL_REACH, STALLS_AFTER, TRIES
-cdef double GAIN_OF_SPLIT, ROUNDING
+cdef int64_t NEAR_MOVES, PARTS_OF_MOVES, NEAR_PLACES, STALL_REACH, STALLS_AFTER, TRIES
+cdef double EQUAL_SECONDS, ROUNDING
 
 cpdef int64_t number_of_call(Order order, int64_t slots, int64_t item) noexcept nogil
 cdef int64_t draw(int64_t[::1] random, int64_t count) noexcept nogil

@@ -9,12 +9,12 @@ from autopar.schedule.kernels.views import ArraySchedule, CallCosts, Lives, Orde
 from autopar.schedule.settings import (
     ALONE,
     DRAW_BITS,
-    FIXED_ORDER,
-    GAIN_OF_SPLIT,
-    MEMORY_LAST,
-    NEAR_BUCKETS,
+    EQUAL_SECONDS,
+    INCREMENT,
+    MULTIPLIER,
     NEAR_PLACES,
     NEAR_SHIFTS,
+    PARTS_OF_MOVES,
     ROUNDING,
     STALL_REACH,
     STALLS_AFTER,
@@ -22,16 +22,15 @@ from autopar.schedule.settings import (
 )  # fmt: skip
 from solvers.arrays import Ints
 
-MULTIPLIER, INCREMENT, MASK = 1103515245, 12345, (1 << DRAW_BITS) - 1
-"""Linear congruential generator of the C standard's example: the high bits of its 31 are used."""
+MASK = (1 << DRAW_BITS) - 1
 SHIFT, SHIFT_AT_STALL, PULL_TO_STALL, UNBUCKET, MERGE = range(5)
 """The kinds of moves, as ``settings.MOVE_WEIGHTS`` lists them."""
 NEAR_MOVES = round(64 * NEAR_SHIFTS)
-"""Of 64."""
+"""Moves of 64 over ``NEAR_PLACES`` at most."""
 
 
 def number_of_call(order: Order, slots: int, item: int) -> int:
-    """The number of the call's own start or wait, of one of a slot; any other is itself."""
+    """The number of a call's start or wait, for that of one of its slots. Any other number is itself."""
     return item if item >= 2 * slots else 2 * order.head[item >> 1] + (item & 1)
 
 
@@ -53,34 +52,36 @@ def descend(
     arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, stamps: Ints, places: Ints,
     stalls: Ints, random: Ints, weights: Ints, moves: int, limit: int, captured: int,
 ) -> tuple[float, int]:  # fmt: skip
-    """Makes moves as long as the list takes no more seconds and holds no more bytes than it may; the seconds, and the moves judged.
+    """Local search over a list; its seconds, and the number of moves judged.
 
-    Moves that gain nothing are made too, but for more calls: others may come to something after them. A list that holds more than it may
-    is changed as long as it holds no more than before, and takes no more where it holds as much. The last moves may not raise the peak.
+    A move is kept while the list takes no more seconds and holds no more bytes than it may. Moves that gain nothing are kept too, because
+    later ones may gain after them; a split must gain. A list that holds too much is changed while it holds less, or as much in no more
+    seconds. The last moves may not raise the peak.
 
-    What the search proves of memory, it proves of operators as they were captured. So operators change their order only where a rank
-    holds no less then than with them as captured.
+    The bounds of the search on memory hold for operators in captured order. So operators change their order only where a rank holds no
+    less than in captured order.
 
     Args:
         order: written to.
         before: room for a copy of the order.
-        stamps, places, stalls: scratch: a number for each instruction, twice, and two for each place where operators may stand still.
+        stamps, places: scratch, a number for each instruction.
+        stalls: scratch, two numbers for each place where operators may stand still.
         random: the state of the generator of moves.
-        weights: how often each kind of move is drawn, that of those before it added.
+        weights: running sums of ``settings.MOVE_WEIGHTS``.
         moves: judged at most.
-        limit: bytes on a rank, without what rests.
+        limit: bytes on a rank, without resting ones.
         captured: 1 where operators are in captured order; otherwise no less is held than now.
     """
     slots, room = len(order.head), len(order.items)
     least, held = step_of(arrays, order, costs, timeline), peak_bytes(arrays, order, costs, lives)
     for item in range(room):
         stamps[item] = -1
-    cap, lighter = limit, moves - moves // MEMORY_LAST
+    cap, lighter = limit, moves - moves // PARTS_OF_MOVES
     fixed, lightest, floor = captured, held, 0 if captured > 0 else held
     judged, tried, found, looked = 0, 0, 0, 0
     while judged < moves and tried < TRIES * moves:
         tried += 1
-        if fixed > 0 and judged >= moves // FIXED_ORDER and held <= limit:
+        if fixed > 0 and judged >= moves // PARTS_OF_MOVES and held <= limit:
             held = peak_bytes(arrays, order, costs, lives)
             lightest = min(lightest, held)
             fixed, floor = 0, lightest
@@ -119,12 +120,12 @@ def descend(
 def accept(
     arrays: ArraySchedule, order: Order, costs: CallCosts, timeline: Timeline, lives: Lives, most: float, held: int, least: int, limit: int
 ) -> float:  # fmt: skip
-    """Seconds that a list takes; -1 where that is more than it may be, or it holds more, or less.
+    """Judges a list: its seconds, or -1 where it takes too long or holds too much or too little.
 
     Args:
         most: seconds that it may take.
-        held: bytes that it held before.
-        least, limit: bytes that it may hold: where it held more, less is worth any time.
+        held: bytes that it held before. Where they exceed the limit, holding less is worth any time.
+        least, limit: bytes that it may hold.
     """
     seconds = step_of(arrays, order, costs, timeline)
     if held <= limit and seconds > most * ROUNDING:
@@ -136,11 +137,11 @@ def accept(
 
 
 def find_stalls(arrays: ArraySchedule, order: Order, costs: CallCosts, timeline: Timeline, places: Ints, stalls: Ints) -> int:
-    """Where operators stand still: the places of waits and of the starts of their calls, and of starts that wait for what they read; how
-    many places.
+    """Finds the stalls of a list: the places of waits that stall, of their starts, and of starts that stall; their number.
 
     Args:
-        places, stalls: written to: where each instruction is, and what is found.
+        places: written to: the place of each instruction.
+        stalls: written to: the places of stalls.
     """
     slots, found = len(order.head), 0
     step_of(arrays, order, costs, timeline)
@@ -157,13 +158,13 @@ def find_stalls(arrays: ArraySchedule, order: Order, costs: CallCosts, timeline:
 
 
 def stamp_rows(rows: Rows, order: Order, stamps: Ints, stamp: int, part: int) -> None:
-    """Stamps the instructions that one must follow, or those that it must precede."""
+    """Stamps the instructions in a row: those that one must follow, or precede."""
     for place in range(rows.begins[part], rows.begins[part + 1]):
         stamps[number_of_call(order, len(order.head), rows.entries[place])] = stamp
 
 
 def shifted(arrays: ArraySchedule, order: Order, stamps: Ints, stamp: int, begin: int, reach: int, earlier: int, fixed: int) -> int:
-    """Moves an instruction so many places, or as many as what it must follow or precede allows; the place where it then is.
+    """Moves an instruction by ``reach`` places, or as far as its neighbours allow; its new place.
 
     Args:
         fixed: 1 where operators stay in their order.
@@ -188,7 +189,7 @@ def shifted(arrays: ArraySchedule, order: Order, stamps: Ints, stamp: int, begin
 
 
 def slide(order: Order, begin: int, end: int) -> None:
-    """Moves the instruction at one place to another, those between by one."""
+    """Moves the instruction at one place to another; those between move by one."""
     item = order.items[begin]
     at = begin
     while at < end:
@@ -214,11 +215,12 @@ def regrouped(
     arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, places: Ints, random: Ints,
     kind: int, most: float, held: int, least: int, limit: int,
 ) -> float:  # fmt: skip
-    """A part of a call becomes a call of its own, or two calls become one; what the list takes then, -1 where that was undone, -2 where
-    nothing was tried. All-reduces do not part: alone each may be made where its source lies, which only the passes tell.
+    """Splits a part off a call, or merges two calls; seconds of the list, -1 where that was undone, -2 where nothing was tried.
+
+    All-reduces are not split: only the passes tell whether one alone may be made in place.
 
     Args:
-        before, places: written to: the order before, and where everything was in it.
+        before, places: written to: the order before, and the place of each instruction in it.
         kind: of the move.
         most, held, least, limit: see ``accept``.
     """
@@ -241,7 +243,7 @@ def regrouped(
         if rest >= 0:
             price_call(arrays, order, costs, rest)
         price_call(arrays, order, costs, other)
-        most = most * GAIN_OF_SPLIT if kind == UNBUCKET else most
+        most = most * (1 - EQUAL_SECONDS) if kind == UNBUCKET else most
         seconds = accept(arrays, order, costs, timeline, lives, most, held, least, limit)
     if seconds < 0.0:
         copy(before, order)
@@ -252,11 +254,11 @@ def regrouped(
 
 
 def draw_partner(arrays: ArraySchedule, order: Order, mine: int, random: Ints) -> int:
-    """Another call that this one may share a buffer with, mostly one near it; -1 where there is none."""
+    """Another call that may share a buffer with one, mostly a near one; -1 where there is none."""
     slots = len(order.head)
     if arrays.calls.classes[mine] == ALONE:
         return -1
-    at = mine + draw(random, min(NEAR_BUCKETS, slots) if draw(random, 2) > 0 else slots)
+    at = mine + draw(random, min(NEAR_PLACES, slots) if draw(random, 2) > 0 else slots)
     for _ in range(slots):
         at = at + 1 if at + 1 < slots else at + 1 - slots
         if order.head[at] == at and at != mine and arrays.calls.classes[at] == arrays.calls.classes[mine]:
@@ -298,11 +300,12 @@ def append(order: Order, first: int, second: int) -> None:
 def place_call(
     arrays: ArraySchedule, order: Order, before: Order, places: Ints, mine: int, rest: int, call: int, random: Ints
 ) -> bool:  # fmt: skip
-    """Gives a call its place after who shares it has changed; whether there is one.
+    """Places a call whose slots have changed; whether there is a place.
 
     Args:
-        before, places: the order before, and where everything was in it.
-        mine, rest: the head of the call that was left then, and now; -1 where nothing is left of it.
+        before, places: the order before, and the place of each instruction in it.
+        mine: the head of the call that was left.
+        rest: its head now; -1 where nothing is left of it.
     """
     slots, count = len(order.head), before.length[0]
     segment, first, behind = arrays.items.segment[2 * call], 0, count

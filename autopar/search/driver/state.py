@@ -189,7 +189,7 @@ class SearchState:
         self.solutions: list[tuple[Model, np.ndarray]] = []
         """The model and the choices of each solution so far; shape [nodes]."""
         self.baselines: tuple[ScheduledPlan, ...] = ()
-        self.tunings: deque[tuple[bool, LimitSearch]] = deque(maxlen=REMEMBERED_PLANS)
+        self.limit_searches: deque[tuple[bool, LimitSearch]] = deque(maxlen=REMEMBERED_PLANS)
         """The limit searches of the last assignments, and whether at full depth."""
         self.warm_start: np.ndarray | None = None
         self.last_solution: Solution | None = None
@@ -268,7 +268,7 @@ class SearchState:
         late = self.interrupted or (self.size.is_long and self.work_left <= 0)
         if self.request.draft or late or found.memory.peak > self.limit or self.open_gap <= self.request.gap:
             return found
-        return improve_plan(found, self.model.space.machine, self.model.space.optimizer, self.limit, effort, self.budget)
+        return improve_plan(found, self.model.space.optimizer, self.limit, self.budget, effort, keep_program_order=False)
 
     def solve(self, weights: Weights, gap: float, *, proves: bool = False, limit: int | None = None) -> ScheduledPlan | None:
         """Solves once, schedules the solution and offers it; None without a solution.
@@ -421,10 +421,10 @@ class SearchState:
         self, assignment: Assignment, exact: bool, start: Limits | None, tries: int, incumbent_seconds: float = math.inf, gain: float = 0.0
     ) -> ScheduledPlan:  # fmt: skip
         """Tries limits for an assignment. The limits that were tried for it before count."""
-        known = next((tuning for depth, tuning in self.tunings if depth == exact and tuning.assignment == assignment), None)
+        known = next((search for depth, search in self.limit_searches if depth == exact and search.assignment == assignment), None)
         if known is None:
             model, space, graph = self.model, self.model.space, self.model.planned_graph
             samples = (() if exact else model.short_samples(assignment)) or (Sample(1.0, graph, model.unfold(assignment)),)
             known = LimitSearch(assignment, samples, space.machine, space.optimizer, self.limit, budget=self.budget)
-            self.tunings.append((exact, known))
+            self.limit_searches.append((exact, known))
         return known.run(start, tries, incumbent_seconds, gain, improve=not self.size.is_long)
