@@ -1,32 +1,37 @@
 """Assignment -> Schedule: the only place that derives order, overlap and lifetimes. No torch.
 
-assignment     what a search decides
-collectives    Collective: one call, and what it holds
-instructions   Instruction, Segment: the values
-schedule       Schedule: the list with what its names stand for
+The values:
+assignment     Assignment: the decisions of a search
+collectives    Collective: one call, and the memory that it holds
+instructions   Instruction, Segment, Limits
+schedule       Schedule: the list with the values behind its names
 text           the list as text, which parses back
-ordering       order: the list in program order, second runs in their place
-deferred_loss  what is waited for when the loss is read
+
+The passes, in their order (``passes``), by their limits:
 sharing        share: equal reshards once
-gap_filling    fill_gaps: what little depends on waits for gaps
-windows        where collectives may stand
+ordering       order: the list in program order, second runs in their place
+deferred_loss  calls that are waited for when the loss is read
+gap_filling    fill_gaps: a list scheduler for operators on no long chain
 bucketing      bucket: small collectives in one call
-prefetching    prefetch: starts early, waits late
+prefetching    prefetch: early starts, late waits (``windows``, ``headroom``)
 accumulating   accumulate: gradients of microbatches summed, reduced once or in each
-local_search   improve_order: moves of what the passes made, judged by the list itself
-limit_search   best_schedule: the limits of the passes are tried, then local search
-limit_ladders  the values that are tried for each limit
-scheduled_plan an assignment's schedule with its seconds and memory
-array_schedule a list as arrays
-kernels        the loops over them: clock, memory, moves, and their views
-settings       the numbers of all passes
-headroom       how much may be in flight where memory is short
+in_place       assign_in_place: results over tensors that nobody needs any more
+freeing        free: the end of each value
+legality       the predicates that hold after each pass
+
+Seconds and bytes of a list:
+simulation     the clock: seconds of a step
+liveness       peak memory
 storages       the memory that values lie in
-in_place       assign_in_place: results over what nobody needs any more
-freeing        free: when values go
-legality       what must hold after each pass
-simulation     how long it takes
-liveness       how much memory
+array_schedule the list as arrays (``tables``)
+kernels        the loops over them: clock, memory, moves
+
+The search for the best list of an assignment:
+limit_search   best_schedule: coordinate search over the limits, then local search
+limit_ladders  the values that are tried for each limit
+local_search   improve_order: moves, judged by simulating the list
+scheduled_plan the plan with its seconds and memory
+settings       the numbers of all of these
 """
 
 from autopar.schedule.assignment import AGAIN, OUTPUT, Assignment, Layout

@@ -22,8 +22,10 @@ SUM = "@sum"
 
 
 def accumulate(schedule: Schedule) -> Schedule:
-    """The schedule with an ``add`` for each gradient, and what reads only sums in the last microbatch alone; as it is where a step has
-    one microbatch."""
+    """The schedule with an ``add`` for each gradient; instructions that read only sums run in the last microbatch alone.
+
+    A schedule of one microbatch stays as it is.
+    """
     last = schedule.graph.microbatches - 1
     if not last:
         return schedule
@@ -38,11 +40,12 @@ def accumulate(schedule: Schedule) -> Schedule:
 
 @dataclass
 class _Chain:
-    """Instructions that must run in the same microbatches, since calls of theirs share buckets.
+    """Instructions that must run in the same microbatches, because their calls share buckets.
 
     Args:
         indices: their places in the list.
-        sums, leaving: values: what they begin with, and the gradients that they end with.
+        sums: the values that they begin with.
+        leaving: the gradients that they end with.
     """
 
     indices: set[int]
@@ -50,7 +53,7 @@ class _Chain:
     leaving: set[str]
 
     def extra(self, schedule: Schedule) -> int:
-        """Bytes by which the sums are larger than what leaves."""
+        """Bytes by which the sums are larger than the gradients that leave."""
         return sum(schedule.values[name].bytes for name in self.sums) - sum(schedule.values[name].bytes for name in self.leaving)
 
     def seconds(self, schedule: Schedule) -> float:

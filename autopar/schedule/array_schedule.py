@@ -1,4 +1,4 @@
-"""A schedule as arrays: what ``kernels`` reads. Made once for a list; moves then change its order in microseconds."""
+"""A schedule as arrays, for ``kernels``. They are made once for a list; moves then change its order in microseconds."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ class _Arrays:
         """The tables.
 
         Args:
-            in_place: with what results may lie over.
-            moves: with what the clock and moves need beside memory.
+            in_place: with the values that a result may be written over.
+            moves: with the columns that only the clock and moves read.
         """
         items, nothing = self.items, Rows(np.zeros(len(self.items) + 1, dtype=np.int64), ints([]))
         before = self._before() if moves else []
@@ -196,7 +196,7 @@ class _Arrays:
         return StorageTable(ints(sizes), ints(name in comes for name in self.place), ints(name in kept for name in self.place))
 
     def _values(self, number: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What an instruction reads and writes; of a call what the slot does."""
+        """The values that an instruction reads and writes; of a call, those of the slot."""
         if number >= 2 * len(self.parts):
             return self.items[number].reads, self.items[number].writes
         _, part = self.parts[number // 2]
@@ -229,8 +229,8 @@ class _Arrays:
     def _before(self) -> list[list[int]]:
         """For each instruction those that it must follow.
 
-        They make its sources, or start its call. Where memory is changed in place, readers of the old value stand before the change and
-        readers of the new one behind it. Operators that must not run twice keep their order.
+        They make its sources, or start its call. Readers of memory that is changed in place stand before the change, readers of the
+        new value behind it. Operators that must not run twice keep their order.
         """
         changes = [self._changes(item) for item in self.items]
         mutable = {storage for storage in changes if storage is not None}

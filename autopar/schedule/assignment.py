@@ -1,4 +1,4 @@
-"""Assignment: what a search decides. Values, no order yet."""
+"""Assignment: the decisions of a search. Specs, strategies and reshards, without an order."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 """The phases of a microbatch, in order."""
 FORWARD, BACKWARD = PHASES
 Moment = Literal["forward", "recompute", "backward"]
-"""The phase of what a rank does: what is done for an operator's second run alone is ``recompute``, and interleaves with backward."""
+"""The phase of an instruction. Second runs and their reshards are ``recompute``, and interleave with backward."""
 
 
 def half(moment: Moment) -> Phase:
-    """The half of the step that a phase belongs to: what is made again is made in backward."""
+    """The half of the step that a phase belongs to. Recomputation belongs to backward."""
     return FORWARD if moment == FORWARD else BACKWARD
 
 
@@ -36,8 +36,8 @@ class Layout:
         source: the value it is made from: the tensor's own name, or another layout's.
         spec: its spec.
         phase: when it is made; an assignment need not tell ``recompute`` from ``backward``, the schedule does.
-        before: the operator that reads it first (a second run by its own name), or ``output:N``; where others turn out to read it
-            earlier, the schedule says so.
+        before: the operator that reads it first (a second run by its own name), or ``output:N``. The schedule corrects it where
+            another reader comes first.
     """
 
     value: str
@@ -55,17 +55,17 @@ class Layout:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a search decides.
+    """The decisions of a search.
 
     Args:
         inputs: spec of each graph input, by tensor name.
         strategies: strategy of each operator, by name.
         layouts: the reshards, in any order.
-        reads: (operator, second run or ``output:N``, input position) -> value read; what is absent reads the tensor as it was made, a
-            second run the value that was made again, if its producer runs again too.
-        again: forward operators that run a second time, in backward, under the same strategy: what they made need not be kept until then.
-            The second run of ``mm`` is called ``mm@again`` and makes ``mm@again``, ``mm:1@again`` ... from the same inputs, or what
-            ``reads`` says. It stands just before its first reader in backward.
+        reads: (operator, second run or ``output:N``, input position) -> value read. An absent key reads the tensor as it was made. A
+            second run reads the value of its producer's second run, where there is one.
+        again: forward operators that run a second time, in backward, under the same strategy. Their first results need not be kept.
+            The second run of ``mm`` is called ``mm@again`` and makes ``mm@again``, ``mm:1@again`` ... from the same inputs, or from
+            ``reads``. It stands just before its first reader in backward.
     """
 
     inputs: Mapping[str, ShardingSpec]

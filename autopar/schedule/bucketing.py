@@ -1,4 +1,4 @@
-"""bucket: small collectives of one kind, group, dtype and phase become one call on a flat buffer, whose latency is paid once.
+"""bucket: small collectives of one kind, group, dtype and segment become one call on a flat buffer, which pays one latency.
 
 Two calls may share a bucket when their windows meet: the later one is ready before the earlier one is needed. Calls of one chain never
 do. Calls that may run ahead join in the order in which they are needed, all others in the order in which they are ready.

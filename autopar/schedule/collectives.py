@@ -1,4 +1,4 @@
-"""Collective: one call on one value or on several, and what it holds in memory."""
+"""Collective: one call on one value or on several, and the memory that it holds."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Part(NamedTuple):
         source, target: the values before and after it.
         shapes: on a rank.
         itemsize: bytes of an element.
-        from_spec: what the reshard starts from.
-        late: nobody waits for it but who reads the loss (``deferred_loss``).
+        from_spec: the spec that the reshard starts from.
+        late: only the reader of the loss waits for it (``deferred_loss``).
     """
 
     layout: Layout
@@ -60,17 +60,17 @@ class Part(NamedTuple):
 
     @property
     def cuts_inside(self) -> bool:
-        """The source's blocks are not runs of memory: what is cut is not its first dim."""
+        """The source's blocks are not runs of memory: another dim than its first is cut."""
         return cuts_inside(self.step, self.shapes.sent)
 
     @property
     def joins_inside(self) -> bool:
-        """The target's blocks are not runs of memory: what is joined is not its first dim."""
+        """The target's blocks are not runs of memory: another dim than its first is joined."""
         return joins_inside(self.step, self.shapes.came)
 
     @property
     def filled(self) -> bool:
-        """Unequal parts are filled up to equal ones when they are sent, and what came is cut."""
+        """Unequal parts are filled up to equal ones when they are sent, and cut when they arrive."""
         return self.shapes.filled
 
     def on(self, sizes: Sequence[int], coordinates: Sequence[int]) -> Part:
@@ -95,8 +95,8 @@ class Collective:
     permute            none                                   the target is it
     =================  =====================================  =========================================================
 
-    Sources that are not copied stay alive until the wait; so do buffers that are not the targets'. Where unequal parts are among them,
-    whatever the kind, sources are filled up in the buffer in, and targets copied from what came by the wait.
+    Sources that are not copied stay alive until the wait; so do buffers that are not the targets'. Unequal parts are filled up in the
+    buffer in, and the wait copies their targets out of the buffer out.
 
     Args:
         in_place: of an all-reduce of one value that nobody else reads: it is reduced where it lies.
@@ -175,26 +175,26 @@ class Collective:
 
     @cached_property
     def taken_bytes(self) -> int:
-        """What its start takes: its buffers, and the targets where they lie in one."""
+        """Bytes that its start takes: its buffers, and the targets where they lie in one."""
         return self.staging_bytes + (0 if self.unpacks or self.in_place else self.target_bytes)
 
     @cached_property
     def held_bytes(self) -> int:
-        """What it keeps in memory while in flight: its buffers, and the sources where they are not copied."""
+        """Bytes that it keeps in flight: its buffers, and the sources where they are not copied."""
         return self.taken_bytes + (0 if self.packs else self.source_bytes)
 
     @property
     def reads_in_flight(self) -> tuple[str, ...]:
-        """The sources that must stay as they are until it was waited for: of a call in place they do not stay at all."""
+        """The sources that must not change before the wait; none of a call in place."""
         return () if self.packs or self.in_place else tuple(part.source for part in self.parts)
 
     @cached_property
     def copied_bytes(self) -> int:
-        """Copied by operators of the rank, into its buffers and out of them."""
+        """Bytes that the rank copies into its buffers and out of them."""
         sent, came = sum(part.sent_bytes for part in self.parts), sum(part.came_bytes for part in self.parts)
         return (sent if self.packs else 0) + (came if self.unpacks else 0)
 
     def seconds(self, machine: Machine) -> float:
-        """Its price: the latency of a call is paid once."""
+        """Its price. Parts of one call share one latency."""
         latency = machine.latency_seconds(self.kind, self.axes)
         return latency + sum(max(part.step.seconds - latency, 0.0) for part in self.parts)

@@ -1,8 +1,8 @@
-"""The deferred loss: what of forward is only waited for when the loss is read.
+"""The deferred loss: its call is waited for when the loss is read.
 
-The loss of a training step is a sum over ranks that backward does not need. The wait for the call that brings it is deferred until the
-loss is read (``Instruction.late``), and so are the few operators that make the loss from it. No call starts there: the order of calls
-stays the same on all ranks. They keep little memory, since what they read and make outlives forward.
+The loss of a training step is a sum over ranks that backward does not need. The wait for its call is deferred until the loss is read
+(``Instruction.late``), and so are the few operators that make the loss from it. No call starts there: the order of calls stays the same on
+all ranks. Their sources and results outlive forward, and so must be small.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 
 def may_be_deferred(graph: Graph) -> frozenset[str]:
-    """The names of whatever may make the loss of what comes late: operators of ``graph.tail``, and the output. Not what reads the user's
-    own tensors, which an optimizer may change meanwhile, nor what draws at random."""
+    """The operators of ``graph.tail`` that may run when the loss is read, and its output, by name.
+
+    None of them draws at random or reads the user's own tensors, which an optimizer may change meanwhile.
+    """
     given, found = {item.tensor for item in graph.inputs}, set[str]()
     for op in graph.tail:
         if given.isdisjoint(op.inputs) and not why_once(op) and graph.readers(op) <= found:
@@ -33,8 +35,7 @@ def may_be_deferred(graph: Graph) -> frozenset[str]:
 
 
 def deferred_values(graph: Graph, assignment: Assignment, machine: Machine) -> frozenset[str]:
-    """The reshards, by value, that are late where a collective brings them; none under the communication model, where all is in
-    sequence."""
+    """The reshards, by value, whose last collective is deferred; none under the communication model, where nothing overlaps."""
     ends = may_be_deferred(graph) if machine.overlaps else frozenset()
     made = {layout.value: layout for layout in assignment.layouts if layout.half == FORWARD and layout.before in ends}
     if not made:

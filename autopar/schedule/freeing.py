@@ -8,9 +8,9 @@ from autopar.schedule.storages import staying, storage_bytes
 
 
 def free(schedule: Schedule) -> Schedule:
-    """The schedule with a ``free`` after each instruction that is the last to need something, numbered from 0.
+    """The schedule with a ``free`` after the last instruction that needs a value, numbered from 0.
 
-    What came in and what leaves is never freed.
+    Inputs and outputs are never freed.
     """
     root, kept = schedule.storage, staying(schedule)
     ending: dict[int, list[str]] = {}
@@ -34,8 +34,7 @@ def free(schedule: Schedule) -> Schedule:
 
 
 def last_needs(schedule: Schedule) -> dict[str, int]:
-    """For each value that the list reads or makes the index of the last instruction that needs it: a call that does not copy its sources
-    needs them until it was waited for."""
+    """For each value the index of the last instruction that needs it. A call that does not copy its sources needs them until its wait."""
     last: dict[str, int] = {}
     calls = schedule.collectives
     for index, item in enumerate(schedule.instructions):

@@ -1,4 +1,4 @@
-"""How much may be in flight when, where memory is short: what is left under a ceiling beside the list that starts everything late."""
+"""Headroom: bytes that may be in flight at each operator where memory is short, beside the list that starts everything late."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Headroom:
     """Bytes left at each anchor: while it runs, and since the one before it.
 
     Args:
-        late: the schedule with every collective just before its first reader, or just after what it is made from where nobody reads it.
+        late: the schedule with every collective just before its first reader, or just after its source where nobody reads it.
         ceiling: bytes that a rank may hold, without the optimizer's states.
     """
 
@@ -31,11 +31,10 @@ class Headroom:
             self.left[place] = min(self.left[place], ceiling - level)
 
     def reserve(self, call: Collective, begin: int, end: int, trailing: Iterable[Collective]) -> bool:
-        """Room for a call that starts before anchor ``begin`` instead of just before its reader, the anchor ``end``, whose buffers are held
-        so much longer: also beside what else is made for that reader. False where there is none.
+        """Takes room for a call that starts early, from anchor ``begin`` to its reader, the anchor ``end``; False where there is none.
 
         Args:
-            trailing: calls in flight at ``begin`` that nobody waits for.
+            trailing: calls in flight at ``begin`` whose results nobody reads.
         """
         whole = call.taken_bytes
         if self.left[begin : end + 1].min() < whole or self.left[begin] < whole + _beside(trailing):
@@ -44,10 +43,10 @@ class Headroom:
         return True
 
     def allows(self, trailing: Iterable[Collective], anchor: int) -> bool:
-        """Whether calls whose results nobody reads may be in flight at an anchor, where they could have been waited for."""
+        """Whether there is room at an anchor for calls whose results nobody reads."""
         return bool(_beside(trailing) <= self.left[anchor])
 
 
 def _beside(calls: Iterable[Collective]) -> int:
-    """What calls hold in flight beside their results."""
+    """Bytes that calls hold in flight beside their results."""
     return sum(call.staging_bytes + (call.source_bytes if call.reads_in_flight else 0) for call in calls)

@@ -1,4 +1,4 @@
-"""What must hold of a schedule: a table of predicates, checked after each pass. A violation names the pass and the instruction."""
+"""The legality of a schedule: a table of predicates, checked after each pass. A violation names the pass and the instruction."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from autopar.schedule.windows import windows
 from cost_models.collectives import KINDS
 
 Violations = Iterator[tuple[int, str]]
-"""(instruction id, what is wrong with it)."""
+"""(instruction id, its violation)."""
 
 
 def check_legal(schedule: Schedule, after: str) -> Schedule:
-    """The schedule itself.
+    """Checks a schedule and returns it.
 
     Args:
-        after: the pass that made it, or where it comes from: what the error calls it.
+        after: the pass that made it, or its source; the error names it.
 
     Raises:
         ScheduleError: the first predicate of ``PREDICATES`` that does not hold, with the instruction's id.
@@ -88,8 +88,10 @@ def _freed_once(schedule: Schedule) -> Violations:
 
 
 def _written_over(schedule: Schedule) -> Violations:
-    """A value that is written over is as large, may be, and is not needed any more, nor is a view of it. No operator changes an input in
-    place, but for a buffer that gets a new value."""
+    """A value that is written over is as large, may be written over, and is not needed any more, nor is a view of it.
+
+    No operator changes an input in place, but for a buffer that gets a new value.
+    """
     root, written = schedule.storage, dict[str, int]()
     made: dict[str, int] = {}
     entered = {item.tensor for item in schedule.graph.inputs}
@@ -123,7 +125,7 @@ def _memory(schedule: Schedule, value: str) -> str:
 
 
 def _may_take(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
-    """What an operator may write over, or a call reduce in place."""
+    """The values that an operator may write over, or a call reduce in place."""
     if item.kind != "start":
         return may_take(schedule, item)
     call = schedule.collectives[item.of]
@@ -131,7 +133,7 @@ def _may_take(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
 
 
 def _same_order(schedule: Schedule) -> Violations:
-    """One list for all ranks of a stage is one order; what could break it is a group that reaches into another stage or microbatch."""
+    """All ranks of a stage share one list, and so one order, unless a group reaches into another stage or microbatch."""
     seen: dict[tuple[object, int], tuple[int, int]] = {}
     for item in schedule.instructions:
         if item.kind == "start":

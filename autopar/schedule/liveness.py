@@ -1,8 +1,8 @@
-"""What lives when: the peak bytes of a rank under a schedule.
+"""Peak memory: the bytes of a rank under a schedule, and the names of the largest items.
 
-Every instruction takes and gives back what ``Collective`` and the views among operators say; parameters, buffers and optimizer states are
-there throughout. Of several microbatches the last holds most: it has the sums of gradients beside it and makes of them what leaves.
-Memory itself is counted by ``kernels.memory.peak_bytes``, which the local search asks too. This module names what is held.
+Parameters, buffers and optimizer states are there throughout. Of several microbatches the last holds most: it has the sums of gradients
+beside it, and makes the outputs of them.
+Memory itself is counted by ``kernels.memory.peak_bytes``, which the local search asks too. This module names the items.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from autopar.schedule.settings import NAMED_ITEMS
 from autopar.schedule.storages import entering, held_throughout, resting_bytes, states_bytes, storage_bytes
 
 STAGING = "staging of "
-"""Names the buffers of a collective in flight, and what an operator holds beside its results while it runs."""
+"""Prefix of the names of a collective's buffers in flight, and of an operator's workspace."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one rank at the moment of the peak; ``biggest`` names the largest items there, ``at`` what runs at the peak."""
+    """Bytes on one rank at the peak; ``biggest`` names the largest items, ``at`` the instruction that runs."""
 
     peak: int
     parameters: int
@@ -34,13 +34,15 @@ class Memory:
 
     @property
     def resting(self) -> int:
-        """What is there throughout: parameters and optimizer states."""
+        """Bytes that are there throughout: parameters and optimizer states."""
         return self.parameters + self.optimizer
 
 
 def memory(schedule: Schedule, optimizer: str) -> Memory:
-    """Peak over forward, backward and the optimizer's step. Every value goes after the last instruction that needs it, whether the list
-    says so already (``free``) or not."""
+    """The peak over forward, backward and the optimizer's step, in bytes of a rank.
+
+    Every value goes after the last instruction that needs it, whether the list has a ``free`` for it or not.
+    """
     parameters, states = held_throughout(schedule), states_bytes(schedule, optimizer)
     leaving = {schedule.storage[value] for output, value in schedule.outputs if output.kind == "gradient"}
     gradients = (leaving | set(schedule.sums)) - set(parameters)

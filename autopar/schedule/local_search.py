@@ -1,8 +1,7 @@
 """improve_order: local search over the order of a list and over who shares a call.
 
-The passes before decide by rules, each by what it knows. Here a move is judged by the list itself, in microseconds (``kernels``), so that
-thousands can be tried: most come to nothing, and a few find what no rule says. A move is kept where the list takes no more seconds, and
-holds no more bytes than it may.
+The passes before place instructions by rules. Here a move is judged by simulating the list, in microseconds (``kernels.moves``). It is
+kept where the list takes no more seconds, and holds no more bytes than it may.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from autopar.schedule.tables import COMPILED, Order, descend
 
 @dataclass(frozen=True)
 class Improved:
-    """A list that local search has come to.
+    """The result of local search.
 
     Args:
-        moves: judged for it.
+        moves: the number that was judged.
     """
 
     schedule: Schedule
@@ -40,7 +39,7 @@ class Improved:
 
 
 def usual_moves(schedule: Schedule) -> int:
-    """How many moves of a list are judged where nothing else is said."""
+    """The number of moves of a list that are judged by default."""
     length = max(len(schedule.instructions), 1)
     return min(MOVES, MOVES_EACH * length, MOVES_WORK // length) // (1 if COMPILED else PLAIN)
 
@@ -48,16 +47,15 @@ def usual_moves(schedule: Schedule) -> int:
 def improve_order(
     schedule: Schedule, optimizer: str, limit: int, moves: int | None = None, *, seed: int = 0, keep_program_order: bool = True
 ) -> Improved:  # fmt: skip
-    """The schedule with what takes less, if any is found, or with what holds less where it holds more than it may.
+    """The schedule in a faster order, or in one that holds less where it holds more than it may.
 
-    Everything must have its place, and nothing say yet when memory goes (``passes.ENDING``). The limits grow with what is in flight and in
-    buckets.
+    It is a list after ``passes.PLACING``. Its limits grow with the bytes in flight and in buckets.
 
     Args:
         limit: bytes on a rank.
         moves: judged at most; ``usual_moves`` when not given.
         seed: of the moves drawn.
-        keep_program_order: the list has operators in captured order, and they leave it only where no less is held: see
+        keep_program_order: the operators have the captured order, and leave it only where no less is held: see
             ``kernels.moves.descend``.
     """
     if not schedule.machine.overlaps or not schedule.instructions:
@@ -102,8 +100,11 @@ def _bucket(order: Order, parts: Sequence[Part], head: int) -> tuple[Part, ...]:
 
 
 def saved_at_most(schedule: Schedule, seconds: float) -> float:
-    """Seconds that fewer calls save of so many, at most: where two of one kind follow one another, a latency and the launches of copies
-    into a buffer and out of it."""
+    """The most seconds that fewer calls save. Two alike save a latency and the launches of copies into a buffer and out of it.
+
+    Args:
+        seconds: of the list. Calls that save less than ``SHORT_SAVING`` of it do not count.
+    """
     machine, saves, seen = schedule.machine, list[float](), set[object]()
     for item in schedule.instructions:
         call = schedule.collectives[item.of] if item.kind == "start" else None

@@ -1,9 +1,8 @@
-"""order: an assignment -> instructions in an order that is right, without overlap.
+"""order: an assignment -> instructions in a legal order, without overlap.
 
-Operators run as captured, forward before backward. A second run stands just before the first operator of backward that needs what it
-makes; several for one reader as captured. A reshard's steps stand just before the first operator that reads it (those of outputs just
-after what they take out is made), every collective waited for at once.
-An all-reduce is made in place where nobody else reads what it sums.
+Operators run as captured, forward before backward. A second run stands just before its first reader in backward. A reshard's steps stand
+just before the first operator that reads it; those of outputs just after the output is made. Every collective is waited for at once. An
+all-reduce is made in place where its source has no other reader.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def order(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits
         prices: of the graph on the machine, kept from earlier lists.
 
     Raises:
-        AssertionError: the assignment is not consistent (a read whose spec is not what the strategy needs).
+        AssertionError: the assignment is not consistent (a read whose spec is not the one that the strategy needs).
     """
     return _Writer(graph, assignment, machine, prices or Prices(graph, machine)).run(limits)
 
@@ -295,7 +294,7 @@ class Taken(NamedTuple):
 
 
 def taken_by(call: Collective, machine: Machine) -> Taken:
-    """What a call takes; calls whose parts differ only in names take the same."""
+    """The costs of a call. Calls whose parts differ only in names cost the same."""
     return Taken(
         "+".join(machine.links(call.axes)), call.seconds(machine), call.taken_bytes,
         machine.copy_seconds(call.copied_bytes, call.dtype), call.target_bytes if call.unpacks else 0,

@@ -97,7 +97,7 @@ def make_schedule(graph: Graph, assignment: Assignment, machine: Machine, limits
     """The schedule of an assignment, its legality checked after each pass.
 
     Args:
-        limits: what the passes keep to.
+        limits: of the passes; ``default_limits`` when not given.
 
     Raises:
         ScheduleError: a pass that made something illegal, by its name. AssertionError: an assignment that is not consistent.

@@ -1,14 +1,13 @@
 """prefetch: collectives start as early as data and memory allow, and are waited for just before their first reader.
 
-- What is there when the phase begins (weights to gather) starts ahead of its readers, just early enough
-  to arrive in time with what else its link carries, as long as what is in flight stays within ``limits.ahead_bytes``. It lets pass
-  what operators will wait for, where it can, by a clock of the operators alone.
-- What the phase makes starts as soon as it is made.
-- What nobody in the phase reads (gradients that leave) trails behind; when more than ``limits.ahead_bytes`` of it is in flight,
+- Calls whose sources are there as the segment begins (gathers of weights) start ahead of their readers, just early enough to arrive in
+  time on their busy links, within ``limits.ahead_bytes``. By a clock of the operators alone they let more urgent calls pass.
+- Calls on results of the segment start as soon as these are made.
+- Calls that nobody in the segment reads (gradients that leave) trail behind. When more than ``limits.ahead_bytes`` of them are in flight,
   the oldest is waited for, so that its buffers can be freed.
 - The next step of a reshard starts as soon as the one before has started: the link, not the operators, waits for it.
 
-With ``limits.ahead_bytes`` of 0 memory is all that counts: nothing starts before it is needed, and what trails is waited for at once.
+With ``limits.ahead_bytes`` of 0 nothing starts before it is needed, and calls that trail are waited for at once.
 With ``limits.held_bytes``, starts move ahead of that only as far as there is room (``headroom``).
 """
 
@@ -46,9 +45,10 @@ class StartTimes:
 
     Args:
         clock: see ``Clock``.
-        early, late: by instruction id the anchor before which a call may start, and the one before which it must.
-        others: for each link when others hold it for which operators wait, in order: the anchor before which what the phase makes starts
-            on it, or of an operator with collectives inside the next one, and when it begins.
+        early: by instruction id the anchor before which a call may start.
+        late: by instruction id the anchor before which a call must start.
+        others: for each link its urgent calls, in order: the anchor before which one starts, and its begin in seconds. They are calls on
+            results of the segment, and collectives inside operators.
     """
 
     clock: Clock
@@ -57,8 +57,7 @@ class StartTimes:
     others: Mapping[str, Sequence[tuple[int, float]]]
 
     def holds_up(self, item: Instruction, index: int) -> bool:
-        """Whether a call that starts before anchor ``index`` would keep its link from another for which operators wait, though
-        it could follow that one and still be in time."""
+        """Whether a call that starts before anchor ``index`` would delay an urgent call that it could follow and still be in time."""
         for link in item.streams:
             starts = self.others.get(link, ())
             place = bisect_right(starts, (index, math.inf))
@@ -69,14 +68,14 @@ class StartTimes:
 
 
 class Clock(NamedTuple):
-    """When each anchor begins, and at last when all have ended; and when each ends."""
+    """Seconds at which each anchor begins, with the end of all at last; and at which each ends."""
 
     begins: Sequence[float]
     ends: Sequence[float]
 
 
 def _alone(schedule: Schedule) -> Clock:
-    """Of the operators."""
+    """The clock of the operators alone."""
     clock = [0.0]
     for item in schedule.once(anchors):
         clock.append(clock[-1] + item.seconds)
@@ -84,8 +83,10 @@ def _alone(schedule: Schedule) -> Clock:
 
 
 def times(schedule: Schedule) -> StartTimes:
-    """By the clock of the operators. Links are filled from the end: each call ends before its deadline and before the next one on its link
-    begins, operators with collectives inside among them."""
+    """The start times of calls, by the clock of the operators.
+
+    Links are filled from the end. Each call ends before its deadline, and before the next call or operator on its link begins.
+    """
     clock, found, inside = _alone(schedule), schedule.once(windows), dict[str, list[int]]()
     for number, item in enumerate(schedule.once(anchors)):
         for link in item.streams if item.stream != COMPUTE else ():
@@ -111,7 +112,7 @@ def _latest(
 
     Args:
         starts: the last first.
-        inside: for each link the anchors that hold it themselves.
+        inside: for each link the anchors with collectives on it inside.
     """
     needed: dict[str, float] = {}
     busy: dict[str, float] = {}
@@ -140,7 +141,7 @@ def _latest(
 
 
 def _free_until(end: float, seconds: float, held: Sequence[int], clock: Clock) -> float:
-    """The latest time up to ``end`` before which a link is free for so many seconds, but for the anchors that hold it."""
+    """The latest time up to ``end`` before which no anchor holds a link for ``seconds``."""
     for number in reversed(held[: bisect_left(held, end, key=clock.begins.__getitem__)]):
         if clock.ends[number] <= end - seconds:
             break
@@ -199,7 +200,7 @@ class _Placing:
         return self.out
 
     def _run_ahead(self, index: int) -> None:
-        """Starts what must be under way when the operator ``index`` runs, as far as the limit allows."""
+        """Starts the calls that must be under way when the operator ``index`` runs, within the limit."""
         if self.headroom is not None:
             self._keep_room(index)
         while self.queue and self.limit:
@@ -212,7 +213,7 @@ class _Placing:
             self.queue.popleft()
 
     def _keep_room(self, index: int) -> None:
-        """Starts what was held back where there is room now, and waits for what trails where there is none."""
+        """Starts calls that were held back where there is room now, and waits for trailing calls where there is none."""
         assert self.headroom is not None
         for item in [item for item in self.held_back if item.id in self.started or self._has_room(item, index)]:
             self.held_back.remove(item)
@@ -221,7 +222,7 @@ class _Placing:
             self._finish(self.trailing.popleft())
 
     def _has_room(self, item: Instruction, index: int) -> bool:
-        """Whether a call may start before the anchor ``index``, ahead of its readers. What leads to it must have started."""
+        """Whether a call may start before the anchor ``index``, ahead of its readers. Calls that lead to it must have started."""
         if self.headroom is None:
             return True
         makers = [self.producer[value] for value in item.reads if value in self.producer]
@@ -233,7 +234,7 @@ class _Placing:
         return [self.schedule.collectives[item.of] for item in self.trailing]
 
     def _made(self, item: Instruction, index: int) -> None:
-        """What reads only what is there now: calls start, and slices that nobody in the phase reads are cut, so that the whole can go."""
+        """Starts a call whose sources are all there now. Slices that nobody in the segment reads are cut, so that the whole can go."""
         if item.kind == "start":
             if not self.limit:
                 if self.found[item.id].behind:
@@ -273,8 +274,10 @@ class _Placing:
             self.trailing.append(item)
 
     def _make_room(self, item: Instruction) -> None:
-        """Waits for others that run ahead, oldest first, where an operator needs ``item`` now and the limit is reached: all but the last
-        of those that it reads, which it may follow in flight."""
+        """Waits for other calls that run ahead, oldest first, where an operator needs ``item`` now and the limit is reached.
+
+        The last of its own sources may stay in flight.
+        """
         read = [other for other in self.leading if set(other.writes) & set(item.reads)]
         for other in (*(other for other in self.leading if other not in read), *read[:-1]):
             if self.ahead + self._held(item) > self.limit:
@@ -307,7 +310,7 @@ class _Placing:
             self.behind -= self._held(item)
 
     def _cut(self, item: Instruction) -> None:
-        """Slices of what was just made that nobody in the phase reads, so that the whole can go."""
+        """Cuts the slices of a new value that nobody in the segment reads, so that the whole can go."""
         for value in item.writes:
             for other in self.unread.get((item.segment, value), ()):
                 self._finish(other)

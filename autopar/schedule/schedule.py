@@ -1,4 +1,4 @@
-"""Schedule: the ordered list of instructions that every rank runs, with all that its names stand for."""
+"""Schedule: the ordered list of instructions that every rank runs, with the values behind its names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Schedule:
-    """The list, and what its names stand for.
+    """The list of instructions, and the values behind its names.
 
     Args:
         instructions: in order, forward first.
@@ -33,7 +33,7 @@ class Schedule:
         values: every value.
         layouts: the reshards, by value.
         outputs: the graph's outputs with the value that leaves for each.
-        limits: what the passes kept to.
+        limits: those of the passes.
     """
 
     graph: Graph
@@ -123,8 +123,7 @@ class Schedule:
 
     @cached_property
     def storage(self) -> Mapping[str, str]:
-        """The value, or the collective, whose memory each value lies in: itself, what it is a view of or written over, or the buffer it
-        arrived in."""
+        """The value or collective whose memory each value lies in: itself, its base, the value it is written over, or its buffer."""
         return self.stored()
 
     def stored(self, *, apart: bool = False) -> Mapping[str, str]:

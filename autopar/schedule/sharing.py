@@ -10,9 +10,9 @@ from autopar.sharding import ShardingSpec
 
 
 def share(assignment: Assignment) -> Assignment:
-    """The same assignment with one layout for each (source, spec, phase): readers of the others read the first.
+    """The assignment with one layout for each (source, spec, phase). Readers of the others read the first.
 
-    Layouts of layouts follow: what was made from a dropped one is made from the one that stays.
+    A layout that was made from a dropped one is made from the one that stays.
     """
     kept: dict[tuple[str, ShardingSpec, Phase], Layout] = {}
     renamed: dict[str, str] = {}

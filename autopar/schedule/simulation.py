@@ -1,10 +1,10 @@
 """How long a schedule takes: one compute stream, one stream a link, in the order of the list.
 
 - An operator begins when the one before it has ended; one with collectives inside also holds their links.
-- A collective begins when its start is reached, its links are free and what it reads has arrived. Where launches do not overlap with
-  work (a CPU), nobody but the rank's own thread can hand over what arrives: a start that reads what is in flight waits for it.
-- A wait lets the operators after it begin no earlier than the collective ends and its copies are made, which are operators' work. For a
-  late one they do not wait: of what it brings only the loss is made, and that is read after the step.
+- A collective begins when its start is reached, its links are free and its sources have arrived. Where launches do not overlap with work
+  (a CPU), the rank's own thread hands sources over: a start with a source in flight waits for it.
+- Operators after a wait begin when the collective has ended and its copies are made; copies are operators' work. Operators do not wait
+  for a late one: only the loss is made of it, and that is read after the step.
 - While any link is busy, operators run at ``1 - overlap_slowdown`` of their speed.
 
 The clock itself is ``kernels.clock.run_clock``, which the local search asks too.
@@ -24,8 +24,7 @@ from autopar.schedule.tables import ClockTable, Order, Timeline, run_clock
 
 
 class Slot(NamedTuple):
-    """An instruction with its place in time, in seconds. The operators stood still for it from ``since``, for ``stalled``: for a wait, or
-    for a start that must itself wait for what it reads."""
+    """An instruction with its place in time, in seconds. Operators stood still for it from ``since``, for ``stalled`` seconds."""
 
     instruction: Instruction
     begin: float

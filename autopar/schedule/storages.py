@@ -1,4 +1,4 @@
-"""The memory that values lie in: what is there throughout, what stays, how large it is, and what may be written over."""
+"""Storages: the memory that values lie in, its size, and the values that may be written over."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cost_models import optimizer_bytes
 
 
 def entering(schedule: Schedule) -> dict[str, int]:
-    """Bytes of what is there from the beginning of the last microbatch on: inputs, of cut ones for all microbatches, and the sums."""
+    """Bytes of the inputs and sums, which are there as the last microbatch begins. A cut input counts for all microbatches."""
     graph = schedule.graph
     found = {item.tensor: graph.parts(item.tensor) * schedule.local_bytes(item.tensor) for item in graph.inputs}
     return found | {name: schedule.local_bytes(name) for name in schedule.sums}
@@ -35,7 +35,7 @@ def resting_bytes(schedule: Schedule, optimizer: str) -> int:
 
 
 def staying(schedule: Schedule) -> set[str]:
-    """The values that never go: what came in and what leaves."""
+    """The values that are never freed: inputs and outputs."""
     return {item.tensor for item in schedule.graph.inputs}.union(value for _, value in schedule.outputs)
 
 
@@ -46,7 +46,7 @@ def storage_bytes(schedule: Schedule, root: str) -> int:
 
 
 def made_for_good(schedule: Schedule, maker: Instruction, item: Instruction) -> bool:
-    """Whether what ``maker`` made is memory of its own, of the half of the step that ``item`` is in."""
+    """Whether the result of ``maker`` is memory of its own, of the half of the step that ``item`` is in."""
     operation = schedule.operations[maker.of]
     return maker.half == item.half and not operation.strategy.inner and not is_alias(operation.op)
 
@@ -68,7 +68,7 @@ def may_take(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
 
 
 def needed(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
-    """The values that must be as they are until an instruction is done: of a wait what its call is sending from where it lies."""
+    """The values that must not change before an instruction is done; of a wait, the sources that its call sends in place."""
     if item.kind == "free":
         return ()
     if item.kind != "wait":

@@ -1,7 +1,4 @@
-"""The tables that ``kernels`` reads: what is known of a list's instructions, calls and storages, as arrays.
-
-Each part of a collective has a *slot*, whether it is a call of its own or shares a bucket. The start of slot n has number 2n, its wait
-2n + 1; all other instructions have the numbers behind those. The first slot of a bucket is its *head*: its start and wait are the call's.
+"""The tables that ``kernels`` reads: a list's instructions, calls and storages, as arrays. Slots and heads: see ``kernels``.
 """
 
 from __future__ import annotations
@@ -15,19 +12,19 @@ from solvers.arrays import VIEWS, Floats, Ints, on_arrays
 
 
 class Rows(NamedTuple):
-    """Numbers of each of a count: those of ``one`` are ``entries[begins[one] : begins[one + 1]]``."""
+    """Lists of numbers: the list of ``one`` is ``entries[begins[one] : begins[one + 1]]``."""
 
     begins: Ints
     entries: Ints
 
 
 class ClockTable(NamedTuple):
-    """What the clock reads of instructions, by number.
+    """Columns of instructions for the clock, by number.
 
     Args:
         first: the microbatch from which each runs.
         works: 1 for runs and sums.
-        seconds: of those.
+        seconds: of runs and sums.
         links: that each holds, as bits.
         late: 1 for slots whose wait does not hold up operators.
         flying: of each slot the slots whose targets its start may read in flight.
@@ -47,7 +44,7 @@ class ClockTable(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """What the clock writes.
+    """The output of the clock.
 
     Args:
         since: seconds, by place in the list: when operators come to it.
@@ -66,7 +63,7 @@ class Timeline(NamedTuple):
 
 
 class CallTable(NamedTuple):
-    """What is known of each slot.
+    """Columns of slots.
 
     Args:
         classes: slots of one class may share a call; ``ALONE``.
@@ -97,7 +94,7 @@ class CallTable(NamedTuple):
 
 
 class InstructionTable(NamedTuple):
-    """What memory and moves read of instructions, by number.
+    """Columns of instructions for memory and moves, by number.
 
     Args:
         segment: the segment of each, numbered in order.
@@ -122,7 +119,8 @@ class StorageTable(NamedTuple):
 
     Args:
         bytes: of each.
-        entered, stays: 1 for those that are there from the beginning, and for those that are never given back.
+        entered: 1 for storages that are there from the beginning.
+        stays: 1 for storages that are never given back.
     """
 
     bytes: Ints
@@ -131,10 +129,10 @@ class StorageTable(NamedTuple):
 
 
 class ArraySchedule(NamedTuple):
-    """What stays as it is whatever the order of the list and whichever calls share a bucket.
+    """The tables of a list. No order and no choice of buckets changes them.
 
     Args:
-        rounds: pairs of a microbatch, and how often what runs up to it is run.
+        rounds: pairs of a microbatch, and the number of microbatches that run the same instructions as it.
     """
 
     clock: ClockTable
@@ -145,7 +143,7 @@ class ArraySchedule(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The order of a list and who shares a call: what moves change.
+    """The order of a list and the slots of each call. Moves change it.
 
     Args:
         items: numbers of instructions, the first ``length[0]`` of them.
@@ -160,7 +158,7 @@ class Order(NamedTuple):
 
 
 class CallCosts(NamedTuple):
-    """What follows for each call from who shares it, at its head.
+    """The costs of each call, at its head. They follow from the slots that share it.
 
     Args:
         seconds, copies: of its start and of its wait.

@@ -1,6 +1,6 @@
 """The text form of a list of instructions, which parses back.
 
-A heading says of which phase the instructions after it are, and their stage and microbatch where these are not 0. Each other line is one
+A heading names the phase of the instructions after it, and their stage and microbatch where these are not 0. Each other line is one
 instruction::
 
     forward
@@ -34,7 +34,7 @@ RESERVED = frozenset({"->", "over", "late"})
 CALL = re.compile(r"\w+\(\S*\)")
 """A collective's kind and axes."""
 NUMERIC = frozenset("0123456789.-")
-"""What a number begins with."""
+"""The first character of a number."""
 HEADING = re.compile(r"(?P<phase>\w+)(?:, stage (?P<stage>\d+))?(?:, microbatch (?P<microbatch>\d+))?")
 
 

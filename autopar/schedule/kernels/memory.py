@@ -1,5 +1,5 @@
 # cython: infer_types=True, annotation_typing=False, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""What each call costs by the parts that share it, and the peak memory of a list."""
+"""The cost of each call by the parts that share it, and the peak memory of a list."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from autopar.schedule.kernels.views import ArraySchedule, CallCosts, Lives, Orde
 
 
 def price_call(arrays: ArraySchedule, order: Order, costs: CallCosts, head: int) -> None:
-    """Says anew what follows from who shares a call."""
+    """Prices a call anew: its seconds, copies and buffers follow from the parts that share it."""
     beyond, sent, came, target, unpacks = 0.0, 0, 0, 0, 0
     shared = order.after[head] >= 0
     slot = head
@@ -38,21 +38,21 @@ def price_call(arrays: ArraySchedule, order: Order, costs: CallCosts, head: int)
 
 
 def price_calls(arrays: ArraySchedule, order: Order, costs: CallCosts) -> None:
-    """Says what follows from who shares a call, of all."""
+    """Prices all calls."""
     for slot in range(len(order.head)):
         if order.head[slot] == slot:
             price_call(arrays, order, costs, slot)
 
 
 def home_of(costs: CallCosts, storage: int) -> int:
-    """The storage that one is a part of in the end."""
+    """The storage that contains another: the last of a chain of homes."""
     while costs.home[storage] != storage:
         storage = costs.home[storage]
     return storage
 
 
 def peak_bytes(arrays: ArraySchedule, order: Order, costs: CallCosts, lives: Lives) -> int:
-    """Bytes of a rank at the peak without what rests, once memory is taken over where it may be (``InstructionTable.takes``).
+    """Bytes of a rank at the peak, without resting ones, with results written over where they may be (``InstructionTable.takes``).
 
     Args:
         lives: written to.
