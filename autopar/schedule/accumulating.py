@@ -2,8 +2,8 @@
 
 A gradient is added to its sum as soon as it is made. The calls that lead from it to an output run once, on the sum, after the last
 microbatch: the reductions of data parallelism, and reshards of them. A partial sum is as large as the whole parameter on each rank. Where
-sums hold more than ``limits.summed_bytes`` beyond the gradients that leave, some are reduced in every microbatch instead, and summed as
-they leave: first the largest for their seconds.
+sums hold more than ``limits.summed_bytes`` beyond the gradients that leave, some gradients are reduced in every microbatch instead: first
+the largest for their seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """bucket: small collectives of one kind, group, dtype and segment become one call on a flat buffer, which pays one latency.
 
 Two calls may share a bucket when their windows meet: the later one is ready before the earlier one is needed. Calls of one chain never
-do. Calls that may run ahead join in the order in which they are needed, all others in the order in which they are ready.
+do. Calls that may run ahead join in the order of their deadlines, all others as they are ready.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def bucket_class(item: Instruction, call: Collective) -> tuple[object, ...] | No
 
 
 def size(call: Collective) -> int:
-    """The bytes of a call that count against the limit: the larger of those a rank gives and gets."""
+    """The bytes of a call that count against the limit: the larger of those that a rank sends and receives."""
     return max(call.source_bytes, call.target_bytes)
 
 

@@ -2,8 +2,8 @@
 
 In a backward pass the gradients of activations form one long chain, and the gradients of weights hang off it. In captured order the chain
 waits for its collectives although other operators could run. So an operator with a short chain behind it is deferred. It runs when the
-next operator of the long chain would wait, when deferred operators keep more than ``limits.aside_bytes``, or at the end. When no deferred
-operator can run, the next operators are pulled forward, as long as their results stay within the same limit.
+next operator of the long chain would wait, when deferred operators keep more than ``limits.aside_bytes``, or at the end. Where no deferred
+operator can run, the next operators are pulled forward, if their results stay within the same limit.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class _Filling:
         self.aside.extendleft(reversed(passed))
 
     def _pull_until(self, time: float, place: int) -> None:
-        """Runs the next operators, in order, in what is left of a gap."""
+        """Runs the next operators, in order, in the rest of a gap."""
         waiting = {item.id for item in self.aside}
         for item in self.fixed[place : place + PULL_WINDOW]:
             if self.now >= time:

@@ -88,7 +88,7 @@ def _freed_once(schedule: Schedule) -> Violations:
 
 
 def _written_over(schedule: Schedule) -> Violations:
-    """A value that is written over is as large, may be written over, and is not needed any more, nor is a view of it.
+    """A value that is written over has the same size, may be written over, and is read no more; nor is a view of it.
 
     No operator changes an input in place, but for a buffer that gets a new value.
     """
@@ -145,7 +145,7 @@ def _same_order(schedule: Schedule) -> Violations:
 
 
 def _microbatches(schedule: Schedule) -> Violations:
-    """Instructions of the last microbatch read sums and what they make of them; all others read none. Gradients leave as sums."""
+    """Only instructions of the last microbatch read sums, or results made of sums. Gradients leave as sums."""
     last, summed = schedule.graph.microbatches - 1, set(schedule.sums)
     made, short = set[str](), set(schedule.sums)
     for item in schedule.instructions:

@@ -19,7 +19,7 @@ from autopar.schedule.in_place import assign_in_place, clear_in_place
 from autopar.schedule.instructions import LEAN_LIMITS, Limits
 from autopar.schedule.limit_ladders import effective_bytes, fit_ladder, neighbour_limits
 from autopar.schedule.liveness import between, memory
-from autopar.schedule.local_search import improve_order, saved_at_most, usual_moves
+from autopar.schedule.local_search import improve_order, usual_moves
 from autopar.schedule.passes import Placed, default_limits, ordered
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.scheduled_plan import Sample, ScheduledPlan, sum_memory
@@ -142,9 +142,7 @@ class LimitSearch:
             improve: whether local search follows, where it may make this the best.
         """
         plan = self._descend(start, tries, incumbent_seconds, gain)
-        near = plan.seconds <= LOCAL_SEARCH_FACTOR * incumbent_seconds
-        hopeful = near or plan.seconds - saved_at_most(plan.schedule, plan.step_seconds) <= incumbent_seconds
-        if not (hopeful and improve):
+        if not improve or plan.seconds > LOCAL_SEARCH_FACTOR * incumbent_seconds:
             return plan
         if self._improved is None or self._improved[0] is not plan:
             self._improved = plan, improve_plan(plan, self.optimizer, self.limit, self.budget)

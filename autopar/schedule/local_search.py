@@ -14,13 +14,13 @@ import numpy as np
 
 from autopar.schedule import settings
 from autopar.schedule.array_schedule import array_schedule, call_costs, lives_for
-from autopar.schedule.bucketing import bucket_class, size
+from autopar.schedule.bucketing import size
 from autopar.schedule.collectives import Collective, Part
 from autopar.schedule.instructions import Instruction
 from autopar.schedule.legality import bytes_in_flight, is_legal
 from autopar.schedule.ordering import start_and_wait, taken_by
 from autopar.schedule.schedule import Schedule
-from autopar.schedule.settings import DRAW_BITS, MOVES, MOVES_EACH, MOVES_WORK, PLAIN, SHORT_SAVING
+from autopar.schedule.settings import DRAW_BITS, MOVES, MOVES_EACH, MOVES_WORK, PLAIN
 from autopar.schedule.simulation import timeline_for
 from autopar.schedule.storages import resting_bytes
 from autopar.schedule.tables import COMPILED, Order, descend
@@ -97,20 +97,3 @@ def _bucket(order: Order, parts: Sequence[Part], head: int) -> tuple[Part, ...]:
         found.append(parts[slot])
         slot = int(order.after[slot])
     return tuple(found)
-
-
-def saved_at_most(schedule: Schedule, seconds: float) -> float:
-    """The most seconds that fewer calls save. Two alike save a latency and the launches of copies into a buffer and out of it.
-
-    Args:
-        seconds: of the list. Calls that save less than ``SHORT_SAVING`` of it do not count.
-    """
-    machine, saves, seen = schedule.machine, list[float](), set[object]()
-    for item in schedule.instructions:
-        call = schedule.collectives[item.of] if item.kind == "start" else None
-        key = bucket_class(item, call) if call is not None else None
-        if call is not None and key in seen:
-            less = machine.latency_seconds(call.kind, call.axes) + 2 * machine.copy_seconds(1, call.dtype)
-            saves.append(schedule.times(item) * less)
-        seen.update([key] if key is not None else ())
-    return sum(one for one in saves if one >= SHORT_SAVING * seconds)

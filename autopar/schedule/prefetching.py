@@ -1,7 +1,7 @@
 """prefetch: collectives start as early as data and memory allow, and are waited for just before their first reader.
 
-- Calls whose sources are there as the segment begins (gathers of weights) start ahead of their readers, just early enough to arrive in
-  time on their busy links, within ``limits.ahead_bytes``. By a clock of the operators alone they let more urgent calls pass.
+- Calls whose sources are there as the segment begins (gathers of weights) start ahead of their readers, within ``limits.ahead_bytes``.
+  They start just early enough to arrive in time on their busy links. By a clock of the operators alone they let urgent calls pass.
 - Calls on results of the segment start as soon as these are made.
 - Calls that nobody in the segment reads (gradients that leave) trail behind. When more than ``limits.ahead_bytes`` of them are in flight,
   the oldest is waited for, so that its buffers can be freed.

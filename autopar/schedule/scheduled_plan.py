@@ -1,4 +1,4 @@
-"""The schedule of an assignment with what it costs, and the graphs that are scheduled for it."""
+"""The schedule of an assignment with its seconds and memory, and the graphs that are scheduled for it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class ScheduledPlan:
-    """The schedule of an assignment with what it costs.
+    """The schedule of an assignment with its seconds and memory.
 
     Args:
         assignment: of the graph that is searched.

@@ -26,7 +26,7 @@ DEFERRED_LEAST_BYTES = 2**10
 DEFERRED_SHARE = 0.01
 """Share of the inputs' bytes that a deferred loss may keep."""
 DEFERRED_MOST_BYTES = 2**16
-"""Bytes that a deferred loss may keep at most."""
+"""Bytes that a deferred loss may keep at most. With 1 KiB for all three Llama-3-8B in 7 GiB takes 0.3 % longer."""
 
 MOVE_WEIGHTS: Mapping[str, int] = {
     "shift": 12,           # an instruction goes earlier or later
@@ -58,8 +58,6 @@ PARTS_OF_MOVES = 4
 """Equal parts of the moves. The first leaves operators in their order; the last may not raise the peak."""
 ROUNDING = 1 + 1e-12
 """Factor of seconds up to which a list takes as long as before a move."""
-SHORT_SAVING = 1e-3
-"""Share of a list's seconds below which the saving of a call does not count."""
 
 MULTIPLIER, INCREMENT = 1103515245, 12345
 """The linear congruential generator of the C standard's example."""
@@ -90,7 +88,7 @@ much are not tried."""
 NEAREST_RUNGS = 2
 """Rungs tried before a plan that trails is left."""
 LOCAL_SEARCH_FACTOR = 1.1
-"""A plan that trails the incumbent by more than this factor gets no local search, unless fewer calls could save as much."""
+"""A plan that trails the incumbent by more than this factor gets no local search."""
 LIST_WORK = 16e-6
 """Work seconds for each instruction that is placed and simulated, or whose memory is measured."""
 MOVE_WORK = 6e-9

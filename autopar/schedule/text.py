@@ -10,7 +10,7 @@ instruction::
     backward, microbatch 3
       3 free: w@fwd | 4096 B
 
-After the bar stand its stream, seconds and bytes where they are not nothing, ``over VALUE`` where memory is taken over, and ``late``.
+After the bar stand its stream, seconds and bytes where there are any. ``over VALUE`` names memory that is taken over; then ``late``.
 The collective before a start's name is for readers only. Names that are not plain words are quoted as in JSON.
 """
 

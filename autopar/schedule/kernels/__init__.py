@@ -3,8 +3,8 @@
 Each part of a collective has a *slot*, whether it is a call of its own or shares a bucket. The start of slot n has number 2n, its wait
 2n + 1; all other instructions have the numbers behind those. The first slot of a bucket is its *head*: its start and wait are the call's.
 
-views   the tables that a kernel is given, as typed buffers (``tables``)
-clock   how long a list takes
-memory  what it holds
+views   the tables (``tables``) as typed buffers
+clock   seconds of a list
+memory  its peak bytes
 moves   the local search
 """
