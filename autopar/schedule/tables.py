@@ -1,5 +1,4 @@
-"""The tables that ``kernels`` reads: a list's instructions, calls and storages, as arrays. Slots and heads: see ``kernels``.
-"""
+"""The tables that ``kernels`` reads: a list's instructions, calls and storages, as arrays. Slots and heads: see ``kernels``."""
 
 from __future__ import annotations
 

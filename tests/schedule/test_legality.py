@@ -237,6 +237,8 @@ def too_much_in_flight() -> Broken:
 
 
 SUMS = "gradients of all microbatches are summed before they are reduced and leave"
+
+
 def in_microbatches() -> Schedule:
     """Of a plan of three microbatches, whose gradients are reduced once."""
     graph = two_layers()
