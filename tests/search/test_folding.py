@@ -8,7 +8,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from autopar.schedule.scheduled_plan import ScheduledPlan
 from torch import Tensor, nn
 
 from autopar.cli.target import load_target
@@ -16,6 +15,7 @@ from autopar.effort import Budget, unlimited
 from autopar.graph import Graph, Phase
 from autopar.importer import capture_graph
 from autopar.schedule.legality import check_legal
+from autopar.schedule.scheduled_plan import ScheduledPlan
 from autopar.search import Thresholds, find_plan
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.bounds.surrogate import PHASES, Evaluation, Master, Multipliers, Term, floor_of_model, floor_of_space

@@ -149,6 +149,21 @@ class Search(SearchState):
         """Whether the problem stays small with recomputation in it."""
         return len(self.problem.edge_costs) <= self.request.thresholds.joint_entries
 
+    @property
+    def needs_crossover(self) -> bool:
+        """Whether recomputation is needed in a problem that is too large for it, or for which there is no plan yet."""
+        return self.needs_recomputation and not self.is_small_with_recomputation and (self.size.is_large or not self.has_fitting_plan)
+
+    @property
+    def leaves_recomputation_out(self) -> bool:
+        """Whether the problem has no recomputation, and so no bound for short memory, and the gap is worth one."""
+        return self.memory.repairs_by_crossover and self.open_gap > TIGHT_GAP
+
+    @property
+    def needs_flips(self) -> bool:
+        """Whether a small problem with recomputation is still open."""
+        return self.memory.free_plan is not None and self.size.is_small and self.open_gap > self.request.gap
+
     def solve_free(self, budget: Budget) -> None:
         """Finds the best plan without a memory limit, if recomputation may be used."""
         if self.best is not None:
@@ -310,27 +325,15 @@ IN_SEQUENCE: tuple[Phase[Search], ...] = (
 
 BY_STEP: tuple[Phase[Search], ...] = (
     Phase("free plan", 1.0, lambda s: s.memory.may_recompute, Search.solve_free),
-    Phase(
-        "crossover",
-        0.4,
-        lambda s: s.needs_recomputation and not s.is_small_with_recomputation and (s.size.is_large or not s.has_fitting_plan),
-        Search.cross_over,
-    ),
+    Phase("crossover", 0.4, lambda s: s.needs_crossover, Search.cross_over),
     Phase("recomputation", 1.0, lambda s: s.needs_recomputation, Search.allow_recomputation),
     Phase("learned prices", 1.0, lambda s: True, Search.learn_prices),
-    Phase(
-        "memory dual", 0.35, lambda s: s.request.proves and s.memory.repairs_by_crossover and s.open_gap > TIGHT_GAP, Search.price_memory
-    ),
+    Phase("memory dual", 0.35, lambda s: s.request.proves and s.leaves_recomputation_out, Search.price_memory),
     Phase("surrogate bound", 0.5, lambda s: s.request.proves and (s.work_left > 0 or s.best is None), Search.raise_bound),
     Phase("memory dual", 0.35, lambda s: s.request.proves and s.is_folded and s.memory.is_short, Search.price_memory),
     Phase("decomposition", 1.0, lambda s: bool(s.claims.pending), Search.prove_claims),
     Phase("crossover", 0.65, lambda s: s.is_folded and s.memory.is_short, Search.cross_over),
-    Phase(
-        "recomputation flips",
-        0.5,
-        lambda s: s.memory.free_plan is not None and s.size.is_small and s.open_gap > s.request.gap,
-        flip_recomputation,
-    ),
+    Phase("recomputation flips", 0.5, lambda s: s.needs_flips, flip_recomputation),
     Phase("limit search", 1.0, lambda s: True, Search.search_limits),
 )
 """Phases under a model of time, in order."""
