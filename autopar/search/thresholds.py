@@ -25,6 +25,7 @@ class Thresholds:
 
     Args:
         small_entries, large_entries, joint_entries: edge entries of a problem.
+        exact_entries: edge entries up to which a problem tells all times of recomputations apart.
         coarse_entries, entries_per_work: edge entries of the problem over all choices, and those for each work second left.
         long_graph: operators.
         deep_layers, short_depths: equal layers of a folded graph, and of the graphs from which it is extrapolated.
@@ -33,6 +34,7 @@ class Thresholds:
     """
 
     small_entries: int = SMALL_ENTRIES
+    exact_entries: int = SMALL_ENTRIES
     large_entries: int = LARGE_ENTRIES
     joint_entries: int = JOINT_ENTRIES
     coarse_entries: int = COARSE_ENTRIES

@@ -169,7 +169,7 @@ def test_a_chain_is_no_worse_than_keeping_every_kth(every: int) -> None:
     assert in_sequence(schedule) <= in_sequence(by_hand) * (1 + EXACT)
 
 
-COARSE = Thresholds(small_entries=0, joint_entries=0)
+COARSE = Thresholds(exact_entries=0, joint_entries=0)
 """Thresholds under which recomputation is in no problem from the start."""
 
 
@@ -190,7 +190,7 @@ def test_crossover_plans_are_no_worse_than_every_set_of_recomputations(seed: int
     peaks = sorted({peak for _, peak in known})
     for limit in (peaks[0], peaks[len(peaks) // 2]):
         cheapest = min(seconds for seconds, peak in known if peak <= limit)
-        found = within(graph, machine, limit, Thresholds(small_entries=0, joint_entries=joint))
+        found = within(graph, machine, limit, Thresholds(exact_entries=0, joint_entries=joint))
         assert found.memory.peak <= limit
         assert found.bound_seconds <= cheapest * (1 + EXACT)
         assert found.seconds <= cheapest * (1 + 1e-6)

@@ -178,7 +178,7 @@ class Search(SearchState):
         A small problem tells all its times apart, a larger one has one time. A large problem has none: crossover makes its solutions fit.
         """
         space, entries = self.model.space, len(self.problem.edge_costs)
-        exact = build_model(space, recompute_times=EXACT_MOMENTS) if entries <= self.request.thresholds.small_entries else None
+        exact = build_model(space, recompute_times=EXACT_MOMENTS) if entries <= self.request.thresholds.exact_entries else None
         if exact is not None and sum(edge.seconds.size for edge in exact.edges) <= JOINT_EXACT_ENTRIES:
             self.model, self.warm_start = exact, None
         elif self.is_small_with_recomputation or not (self.has_fitting_plan or self.size.is_large):
@@ -201,7 +201,7 @@ class Search(SearchState):
         prices = self.prices
         if self.best is not None and self.memory.free_plan is None:
             prices = LearnedOverlap.first(self.slowdown).learn(self.best.schedule, self.best.slots)
-        is_tiny = len(self.problem.edge_costs) <= self.request.thresholds.small_entries
+        is_tiny = len(self.problem.edge_costs) <= self.request.thresholds.exact_entries
         begins = self.has_fitting_plan and not self.memory.repairs_by_crossover and not self.is_folded and not is_tiny
         if begins and self.best is not None:
             self.warm_start = solve_fixed(self.model, self.problem, self.best.assignment, self.request.seed, self.budget)
