@@ -161,6 +161,8 @@ FIRST_PRICE_SHARE, PRICE_GROWTH, PRICE_CEILING = 0.06, 4.0, 0.99
 """Cap on the first price, as a share of the seconds over the bytes allowed; factor on the best prices; share of the cap that counts as
 binding.
 """
+DUAL_RANGE = 1e9
+"""Seconds of paid memory to those of the step without prices, at most: a linear program of doubles tells no more apart."""
 DUAL_STEP, DUAL_STEP_DECAY, DUAL_STEP_LEAST = 0.5, 0.6, 0.1
 """Share of the master's prices in the next ones; factor on it after each round without a gain; and the least share."""
 

@@ -15,7 +15,7 @@ from autopar.schedule.instructions import LEAN_LIMITS
 from autopar.search.baselines.checkpointing import apply_policies
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.bounds.memory_dual import lagrangian_bound
-from autopar.search.bounds.surrogate import Master, Multipliers, Term
+from autopar.search.bounds.surrogate import Master, Multipliers, Term, floor_of_model
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.search.driver.phase_table import Search
@@ -125,6 +125,12 @@ def test_weights_without_paths() -> None:
 def test_bound_without_work_is_zero() -> None:
     model = tied(MESH)
     assert lagrangian_bound(model, first(model), 1.0, rests(model), budget(0.0)) == 0.0
+
+
+def test_bound_grows_without_an_error_where_nothing_fits() -> None:
+    """No price is enough there; its program's coefficients must stay within what doubles tell apart."""
+    model = tied(MESH)
+    assert lagrangian_bound(model, first(model), 1000.0, rests(model), unlimited()) > floor_of_model(model)
 
 
 def test_prices_end_where_more_of_them_could_gain_little() -> None:

@@ -22,6 +22,7 @@ from autopar.search.ilp.model import Model, Node, Priced, Weights
 from autopar.search.settings import (
     DUAL_GAIN,
     DUAL_PRICE_SHARE,
+    DUAL_RANGE,
     DUAL_ROUNDS,
     DUAL_SOLVE_MOST,
     DUAL_SOLVE_WORK,
@@ -93,7 +94,7 @@ def lagrangian_bound(
     cuts = Master(model, weights.slowdown, allowed, times, has_paths)
     best: _PricedSolve | None = None
     prices: Mapping[int, float] = {}
-    least_reachable = math.inf
+    least_reachable, unpriced = math.inf, 0.0
     idle, stalled, seconds, pricing_budget = 0, 0, DUAL_SOLVE_WORK, budget.share(DUAL_PRICE_SHARE)
     while len(cuts.evaluations) < DUAL_ROUNDS and stalled < IDLE_ROUNDS and (left := pricing_budget.left) > 0:
         problem, unit = model.problem(None, MemoryPriced(weights, prices))
@@ -107,15 +108,16 @@ def lagrangian_bound(
         choices = model.expand(solution.choices)
         latest = _PricedSolve(weights, prices, solution.bound * unit / (1 + TIES) - charged, solution.objective * unit, choices)
         idle = 0 if best is None or latest.bound > best.bound * (1 + DUAL_GAIN) else idle + 1
+        unpriced = latest.least if best is None else unpriced
         best = latest if best is None or latest.bound > best.bound else best
         cuts.add(Evaluation(model, choices))
         if not prices and cuts.excess_bytes[-1].max() <= 0.0:
             break
         highest = max(FIRST_PRICE_SHARE * best.least / allowed, PRICE_GROWTH * sum(best.prices.values()))
+        if highest * max(excess.max() for excess in cuts.excess_bytes) > DUAL_RANGE * unpriced:
+            break  # nothing fits: the bound grows without end
         wanted_weights, reachable, wanted_prices = cuts.best_weights(highest)
-        bounded = (
-            sum(wanted_prices.values()) > PRICE_CEILING * highest
-        )  # the cap on prices binds: above it they may reach more than ``reachable``
+        bounded = sum(wanted_prices.values()) > PRICE_CEILING * highest  # above the cap prices may reach more than ``reachable``
         if reachable <= best.bound * (1 + (DUAL_GAIN if bounded else max(enough, DUAL_GAIN))):
             break
         stalled = 0 if idle == 0 or reachable < least_reachable * (1 - DUAL_GAIN) else stalled + 1
