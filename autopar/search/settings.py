@@ -43,10 +43,8 @@ WHOLE_ENTRIES, ENTRIES_PER_WORK = 25_000_000, 600_000
 """Edge entries up to which all choices are searched after all: altogether, and for each work second left."""
 WHOLE_GAP = 0.02
 """Gap of the best plan of merged axes from which all choices are searched."""
-COARSE_LOOKS = 3
-"""Times that the search looks around its best plan, at most."""
-HURRIED_SHARE = 0.5
-"""Share of the work after which the best plan of merged axes is scheduled before the search looks around it."""
+PARTS_AFTER_DRAFTS = 3
+"""Parts of the work, each as large as a draft's, for the search that begins with the drafts."""
 CHANGED_AXES = 1
 """Axes that a plan of the one-axis neighbourhood may use differently."""
 

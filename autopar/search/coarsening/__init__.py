@@ -1,1 +1,1 @@
-"""Coarsening: meshes with axes merged, and the neighbourhood of their plans on the mesh itself."""
+"""Coarsening: meshes with axes merged, and the neighbourhood of plans on the mesh itself."""

@@ -1,7 +1,7 @@
-"""One-axis neighbourhood, where a problem over all choices would be too large: the search goes from plan to plan.
+"""One-axis neighbourhood: what is searched where all choices are too many, and no mesh with merged axes gives a draft.
 
-Around the best plan, every operator and graph input may be split as in any of the plans, or as in the best plan with one axis used
-differently. Reshards follow from what readers need. A better plan is the next centre.
+Every operator and graph input may be split as in any of the given plans, or as in the first with one axis used differently. Reshards
+follow from what readers need.
 """
 
 from __future__ import annotations

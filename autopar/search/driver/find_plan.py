@@ -31,10 +31,8 @@ from autopar.search.driver.state import Progress, SearchRequest
 from autopar.search.folding.fold import Folding, fold_layers
 from autopar.search.folding.tied_model import tie_model
 from autopar.search.settings import (
-    COARSE_LOOKS,
     ENUMERATION_SHARE,
-    GAIN,
-    HURRIED_SHARE,
+    PARTS_AFTER_DRAFTS,
     PROOF,
     SOLVE_SHARE,
     USED_UP_SHARE,
@@ -131,7 +129,7 @@ def _search_mesh(
         space = shared.space("folded", lambda: Space(folding.graph, machine, asked.optimizer, kept))
         enumerated = _enumerate_choices(space, asked, clock)
         if not enumerated or _has_too_many_choices(space, asked):
-            found = _search_nearby(space, folding, pins, asked, clock, known, enumerated)
+            found = _search_from_merged_axes(space, folding, pins, asked, clock, known, enumerated)
         else:
             model = tie_model(shared.model("folded", lambda: price_model(space, clock)), folding, asked.thresholds)
             inside = replace(asked, telemetry=asked.telemetry.within("folded"))
@@ -154,7 +152,7 @@ def _search_whole(
     space = shared.space("whole", lambda: Space(graph, machine, asked.optimizer, pins))
     enumerated = _enumerate_choices(space, asked, clock)
     if not enumerated or _has_too_many_choices(space, asked):
-        found = _search_nearby(space, None, pins, asked, clock, known, enumerated)
+        found = _search_from_merged_axes(space, None, pins, asked, clock, known, enumerated)
         if found is not None:
             return found
         if asked.budget.over:
@@ -194,86 +192,61 @@ def _enumerate_choices(space: Space, asked: SearchRequest, clock: StageClock, sh
     return True
 
 
-def _search_nearby(
+def _search_from_merged_axes(
     space: Space, folding: Folding | None, pins: Pins, asked: SearchRequest, clock: StageClock, known: list[ScheduledPlan], enumerated: bool
 ) -> SearchResult | None:  # fmt: skip
-    """The best plan near those of meshes with merged axes; None where none fits in memory.
+    """The best plan that a search from meshes with merged axes leads to; None where none fits in memory.
 
-    The search goes from plan to plan: operators may be split as in a baseline, too. The cheapest-choice floor and the aggregated-memory
-    bound bound it. Where they leave a gap, all choices are searched at once, if these are not by far too many.
+    All choices are searched from there, if a gap is open and there is work for it. Else the strategies of the best draft are searched
+    alone. Pins may leave no draft: then the neighbourhood of the baselines is searched. The cheapest-choice floor and the
+    aggregated-memory bound bound every plan.
 
     Args:
-        enumerated: whether all choices are. Else the best plan of merged axes is the answer, without a bound.
+        enumerated: whether all choices are. Else there is no bound.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came before there was a plan.
     """
     graph = space.graph if folding is None else folding.whole
-    whole_budget = asked.budget.left
     bound = floor_of_space(space, folding) if enumerated else 0.0
     if enumerated and asked.recompute and graph.mode == "train" and "aggregated memory" not in asked.telemetry.skip:
         with asked.telemetry.phase("aggregated memory", lambda: (math.inf, bound)):
             bound = max(bound, aggregated_memory_bound(space, folding, asked.limit, asked.budget.share(SOLVE_SHARE)))
-    least = min((timed.seconds for timed in known), default=math.inf)
+    least = min((plan.seconds for plan in known), default=math.inf)
     less = replace(asked, baselines=not enumerated, telemetry=asked.telemetry.within("merged axes"))
-    ways = list(axis_merges(space.machine, ALL_ORDERS))
-    plans, found, interrupted = _draft_merged_plans(graph, ways, pins, less, bound, least, folding is not None)
-    merged = found.scheduled_plan if found is not None else None
-    reached = merged.seconds if merged is not None else math.inf
-    start = merged.limits if merged is not None and reached < least else None
-    plans = [*(timed.assignment for timed in known), *plans] if reached >= least else [*plans, *(timed.assignment for timed in known)]
-    least = min(least, reached)
-    whole = enumerated and not interrupted and _should_search_all(space, merged, bound, asked)
+    merges = list(axis_merges(space.machine, ALL_ORDERS))
+    plans, found, interrupted = _draft_merged_plans(graph, merges, pins, less, bound, least, folding is not None)
+    draft = found.scheduled_plan if found is not None else None
+    is_best = draft is not None and draft.seconds < least
+    before = [plan.assignment for plan in known]
+    plans = [*plans, *before] if is_best else [*before, *plans]
+    written = ScheduledBaselines()
+    parts = [space] if enumerated and not interrupted and _should_search_all(space, draft, bound, asked) else []
+    if plans:
+        parts.append(restrict_to_plan(space, plans[0]))
+    elif enumerated:
+        plans = written.assignments(space, folding)
+        parts += [one_axis_neighbourhood(space, plans)] if plans else []
     clock.lap("merged")
-    hurried = asked.budget.left < (1 - HURRIED_SHARE) * whole_budget
-    written, by_hand = ScheduledBaselines(), list[Assignment]()
-    if enumerated and not (plans and (whole or hurried or interrupted)):
+    for part in parts:
+        over = interrupted or asked.budget.over
+        inside = replace(
+            asked, budget=asked.budget.at_most(0.0) if interrupted else asked.budget, telemetry=asked.telemetry.within("near"),
+            proves=part is space, bounds=[bound], baselines=asked.baselines and enumerated and not over,
+        )  # fmt: skip
+        start = draft.limits if draft is not None and is_best else None
         try:
-            by_hand = written.assignments(space, folding)
-        except (KeyboardInterrupt, BudgetExhausted) as reason:
-            if not plans:
-                raise
-            interrupted = isinstance(reason, KeyboardInterrupt)
-    plans = plans or by_hand
-    best: SearchResult | None = None
-    last = interrupted or not enumerated
-    for number in range(COARSE_LOOKS + hurried if plans else 0):
-        last = last or asked.budget.over
-        alone, looking = last or number < hurried, asked.budget.left
-        budget = asked.budget.at_most(0.0) if interrupted or (alone and enumerated) else asked.budget
-        wanted = asked.baselines and not alone and (best is None or not best.baselines)
-        inside = asked.telemetry.within("near")
-        around = replace(asked, budget=budget, telemetry=inside, proves=whole and not alone, bounds=[bound], baselines=wanted)
-        part = restrict_to_plan(space, plans[0]) if alone else space if whole else one_axis_neighbourhood(space, [*plans, *by_hand])
-        try:
-            looked = search_part(part, space, folding, pins, around, clock, known, written.unscheduled(), plans, start)
+            result = search_part(part, space, folding, pins, inside, clock, known, written.unscheduled(), plans, start)
         except InfeasibleError:
             break
         except (KeyboardInterrupt, BudgetExhausted, TimeLimitError) as reason:
-            interrupted = isinstance(reason, KeyboardInterrupt)
-            if best is not None or last:
-                break
-            if alone and not interrupted:
-                continue
-            last = True  # there is no plan but the first of the given ones
+            interrupted |= isinstance(reason, KeyboardInterrupt)
             continue
-        if looked is None and part is space:
-            whole = False
-            continue
-        if looked is None or looked.scheduled_plan is None or looked.searched_assignment is None:
-            break
-        gained = looked.scheduled_plan.seconds < least * (1 - GAIN)
-        compared = looked if wanted or best is None else best
-        best = looked if best is None or looked.seconds < best.seconds else best
-        best = replace(best, baselines=compared.baselines, contradicted=compared.contradicted)
-        interrupted |= looked.interrupted
-        if alone and not last:
-            continue
-        if part is space:
-            break
-        if not gained or interrupted or last or looked.gap <= asked.gap or 2 * asked.budget.left < looking:
-            break  # the next look takes as long as this one
-        plans, least, start = [looked.searched_assignment, *plans], looked.scheduled_plan.seconds, looked.scheduled_plan.limits
-    if best is None and interrupted:
+        if result is not None and result.scheduled_plan is not None:
+            return replace(result, interrupted=interrupted or result.interrupted)
+    if interrupted:
         raise KeyboardInterrupt
-    return replace(best, interrupted=interrupted) if best is not None else None
+    return None
 
 
 def _should_search_all(space: Space, merged: ScheduledPlan | None, bound: float, asked: SearchRequest) -> bool:
@@ -305,7 +278,7 @@ def _draft_merged_plans(
             continue
         if left <= 0 or reached * (1 - asked.gap) <= bound:
             continue
-        budget = asked.budget.share(1 / (len(ways) - number + COARSE_LOOKS))
+        budget = asked.budget.share(1 / (len(ways) - number + PARTS_AFTER_DRAFTS))
         less = replace(asked, budget=budget, proves=False, bounds=[], progress=None, draft=True)
         try:
             found = _search_mesh(graph, merging.machine, merged, less, StageClock(), Shared(), [])
