@@ -98,7 +98,7 @@ def network(problem: Problem, heavy: Bytes, upper: int) -> Network:
     sizes = np.diff(problem.node_ptr)
     scalars = np.zeros(SCALARS, dtype=np.int64)
     scalars[POOL], scalars[UPPER] = len(problem.edge_costs), upper
-    pool = np.zeros(2 * len(problem.edge_costs), dtype=np.int64)  # half of it for tables to come, which mostly are fewer
+    pool = np.zeros(2 * len(problem.edge_costs), dtype=np.int64)  # eliminations seldom fill the second half
     tables = pool[: len(problem.edge_costs)]
     tables[:] = problem.edge_costs
     tables[problem.edge_costs >= INFINITE] = NEVER

@@ -45,11 +45,13 @@ def orient_tables(node_ptr: Ints, first: Ints, second: Ints, edge_ptr: Ints, cos
 
 
 def copy_open_entries(graph: Graph, is_open: Bytes, rise: Floats, room: float, forbidden: int, costs: Ints) -> None:
-    """Copy the entries of pairs of open choices, as integers; dear ones become forbidden.
+    """Copy the entries of pairs of open choices, as integers.
 
     Args:
         is_open: of each choice, shape [C].
-        rise: by how much the bound rises when a pair is forced, laid out as ``graph.table``; from ``room`` on the pair is dear.
+        rise: reduced cost of each pair, laid out as ``graph.table``.
+        room: reduced cost from which a pair is forbidden.
+        forbidden: cost of a forbidden pair; an entry of this or more is one.
         costs: written to.
     """
     out = 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from autopar.cli.target import load_target
 from autopar.importer import capture_graph
 from autopar.search.choices.pins import resolve_pins
@@ -38,7 +36,7 @@ def test_free_answer_within_the_limit_takes_no_second_solve() -> None:
     search = search_within(2**34)
     assert work_of_second_answer(search) == 0.0
     first, second = search.answers
-    assert first == second and math.isclose(search.solutions[0][1].sum(), search.solutions[1][1].sum())
+    assert first == second
 
 
 def test_free_answer_beyond_the_limit_is_solved_again() -> None:

@@ -37,7 +37,7 @@ def search_model(
     A folded model prices memory roughly. If the memory limit decides, its result is not ``ended``, or None if nothing fits.
 
     Args:
-        space: all choices, of which the model may have a part.
+        space: all choices. The model may have only a part.
         known: schedules found before. The best of a search that is left for another model is added.
         written: the baselines, with the schedules of a search that was left for this one.
         plans: assignments to begin with.

@@ -80,7 +80,7 @@ class ProblemSize:
 
     Args:
         is_small, is_large: by the edge entries of the problem; of a folded one, of the whole graph's in proportion.
-        is_long: by the operators of the planned graph, each schedule of which takes long.
+        is_long: by the operators of the planned graph. Its schedules take long.
         tries: limits of the schedule passes that are tried for one solution.
         patience: rounds without a gain after which prices or weights are left alone.
     """
@@ -196,7 +196,7 @@ class SearchState:
         self.tied_seconds = 0.0
         """Increase of the objective for equal layers to lie alike."""
         self.free_solution: tuple[Model, Weights, Solution] | None = None
-        """The last solution without a memory limit. Where it respects the limit, it is the solution within it as well."""
+        """The last solution without a memory limit. Where it respects the limit, it is also the solution within the limit."""
         self.has_gained = False
         """Whether the last solve was a gain."""
 
@@ -332,7 +332,7 @@ class SearchState:
                 raise KeyboardInterrupt
             return found
 
-        solution = self._known_solution(weights) if not proves and limit is None else None
+        solution = self._known_solution(weights) if not proves and limit is None and asked is problem else None
         is_roomy = self.best is not None and self.best.memory.peak <= self.request.thresholds.roomy * self.limit
         if solution is None and self.memory.is_loose and asked.limit == self.limit and is_roomy:
             free = answer(replace(asked, limit=None))

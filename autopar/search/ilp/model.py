@@ -345,7 +345,7 @@ class Model:
         edges = [(source, target, table.astype(np.int64)) for (source, target), table in zip(self.edge_ends, tables, strict=True)]
         return Problem.build([cost.astype(np.int64) for cost in nodes], edges, items=self.problem_items(), limit=0, name="plan")
 
-    # Folded layers override what follows: see ``TiedModel``.
+    # Methods that ``TiedModel`` overrides for folded layers.
 
     @property
     def edge_ends(self) -> Sequence[tuple[int, int]]:

@@ -55,7 +55,7 @@ class RecomputeTimes:
 def find_recompute_times(
     graph: Graph, times: Mapping[str, int], moments: int, alike: Mapping[str, str] | None = None, small_share: float = SMALL_TENSOR_SHARE
 ) -> RecomputeTimes:  # fmt: skip
-    """The operators whose recomputation could save memory: they may run twice, and backward reads their results or what follows from these.
+    """The operators whose recomputation could save memory. They may run twice, and backward depends on their results.
 
     Args:
         times: the index of each operator, forward first.
