@@ -13,6 +13,7 @@ import numpy as np
 from solvers.array_program import solve_core
 from solvers.arrays import Floats
 from solvers.dual_ascent import priced
+from solvers.exact_elimination import solve_by_elimination
 from solvers.incumbent import Incumbent
 from solvers.message_search import MessageSearch
 from solvers.reduced_cost_fixing import fix_by_reduced_cost, reduced_costs
@@ -24,6 +25,8 @@ def solve_auto(incumbent: Incumbent) -> None:
     """Reduce, then choose the road by size."""
     core = reduce(incumbent.problem)
     incumbent.spend(core.work)
+    if "elimination" not in SETTINGS.skip and solve_by_elimination(incumbent, core) and incumbent.done:
+        return
     if core.num_entries <= SETTINGS.direct_entries:
         solve_core(incumbent, core)
         return

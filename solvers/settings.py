@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PARTS = ("dominance", "oversized", "fixing", "second search", "warm start")
+PARTS = ("dominance", "oversized", "elimination", "fixing", "second search", "warm start")
 """Parts that ``benchmarks/solvers.py --without`` leaves out by name."""
 
 
@@ -58,6 +58,20 @@ class Settings:
     """Share of the gap that has to close between two looks, for messages to go on."""
     smaller: float = 0.6
     """Share of its entries that a core may keep, at most, to replace the present one."""
+
+    # Exact elimination.
+    exact_largest: float = 4e7
+    """Table entries read for one node of an exact sweep, at most."""
+    exact_pool: int = 12 * 10**7
+    """Entries of all tables of an exact sweep: 8 bytes each, and 2 for the choice behind."""
+    exact_orders: int = 16
+    """Orders of elimination tried for an exact sweep."""
+    hopeless_orders: int = 2
+    """Orders after which no other is tried when each leaves more than ``hopeless_nodes`` nodes."""
+    hopeless_nodes: int = 10
+    """Nodes left by an order: other orders leave a few more or less, not none."""
+    elimination_share: float = 0.25
+    """Share of the work left that an exact sweep may take."""
 
     # The integer program.
     largest_coefficient: float = 1e6

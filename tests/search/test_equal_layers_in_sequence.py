@@ -1,0 +1,13 @@
+"""Plans of equal layers are proved under the communication model, where the linear relaxation leaves a gap."""
+
+from __future__ import annotations
+
+from autopar.cli.target import capture_target
+from autopar.search import find_plan
+from cost_models import Machine, Mesh, load_hardware
+
+
+def test_twelve_equal_layers_are_proved_with_little_work() -> None:
+    graph = capture_target("zoo:mlp,layers=12,batch=1024,inputs=128,width=128,outputs=128", "train")
+    found = find_plan(graph, Machine(Mesh.parse("dp=4,tp=8"), load_hardware("h100-sxm"), "communication"), effort="low")
+    assert found.status == "optimal" and not found.used_up
