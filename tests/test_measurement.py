@@ -21,6 +21,7 @@ from cost_models.efficiency import NOTHING
 from cost_models.fitting import CollectiveTime, OperatorTime
 from cost_models.links import Figures
 from tests.cli.running import autopar
+from tests.cost_models.gpu_times import CLASSES, GPU, gpu_times
 
 TRUTH = Hardware(
     "truth", 16e9, 1e10, 1e-5, (("float32", 5e10),), 4,
@@ -65,6 +66,16 @@ def test_a_machine_is_found_again_from_its_times() -> None:
     assert "aten.mul" not in dict(found.efficiencies), "its class describes it"
     assert found.overlap_slowdown == 0.5 and not found.launch_overlaps
     assert max(residual.largest for _, residual in found.residuals) < 1e-6
+
+
+def test_a_gpu_is_found_again_from_400_noisy_times() -> None:
+    """Launch, arithmetic and memory traffic overlap; two kinds of normalisation have figures of their own."""
+    given = Times(Peaks(dict(GPU.peak_flops), GPU.memory_bandwidth), tuple(gpu_times(400, noise=0.03)), (), 0.0, True)
+    found = fit(given, "found", 80e9, 8)
+    assert max(residual.median for _, residual in found.residuals) < 0.06
+    for family, operators in CLASSES.items():
+        for name, true in operators.items():
+            assert found.efficiency(family, f"{name}.default").memory == pytest.approx(true.memory, rel=0.06)
 
 
 def test_the_file_is_the_hardware(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import get_args
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 from cost_models import Efficiency, Figures, Hardware, Link, Machine, Mesh, Operator, load_hardware
 from cost_models.collectives import KINDS, received_bytes
 from cost_models.efficiency import NOTHING
-from cost_models.fitting import CollectiveTime, OperatorTime, fit_collective, fit_efficiency, relative_least_squares
+from cost_models.fitting import BETTER, CollectiveTime, OperatorTime, fit_collective, fit_efficiency, fit_maximum, relative_least_squares
 from cost_models.links import STEPS, Growth, group_over
+from tests.cost_models.gpu_times import CLASSES, GPU, gpu_times
 
 BYTES = tuple(4096 * 8**power for power in range(5))
 PEAK, BANDWIDTH = 1e12, 1e11
@@ -101,6 +103,35 @@ def test_work_of_which_nothing_was_seen(overlaps: bool, share: float) -> None:
     points = [OperatorTime("x", "x", "float32", 1.0, moved, (1e-5 if moved < 1e5 or not overlaps else 0) + moved / 5e10) for moved in SIZES]
     found, _ = fit_efficiency(points, [PEAK] * len(SIZES), BANDWIDTH, overlaps=overlaps)
     assert found.arithmetic == share and found.memory == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("outliers", [0.0, 0.1])
+@pytest.mark.parametrize("name", [name for operators in CLASSES.values() for name in operators])
+def test_a_gpus_operator_is_found_again_from_many_noisy_times(name: str, outliers: float) -> None:
+    points = [point for point in gpu_times(1200, noise=0.03, outliers=outliers) if point.name == f"{name}.default"]
+    peaks = [GPU.peak(point.dtype) for point in points]
+    found, residual = fit_efficiency(points, peaks, GPU.memory_bandwidth, overlaps=True)
+    predicted, true = (
+        np.array([item.seconds(point.flops, point.bytes_moved, peak, GPU.memory_bandwidth, overlaps=True)
+                  for point, peak in zip(points, peaks, strict=True)])
+        for item in (found, GPU.efficiency("", name))
+    )  # fmt: skip
+    assert len(points) >= 30 and residual.median < 0.04
+    assert np.quantile(np.abs(predicted / true - 1), 0.9) < 0.06
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_maximum_is_fitted_nearly_as_well_as_by_trying_all_coefficients(seed: int) -> None:
+    """Each coefficient is 0 or meets a point: 9 ** 3 ways for 8 points. A descent drops terms that gain less than 5 % of the error."""
+    chance = np.random.default_rng(seed)
+    terms = 10 ** chance.uniform(-2, 2, (8, 3))
+    seconds = (terms * 10 ** chance.uniform(-1, 1, 3)).max(axis=1) * chance.lognormal(0, 0.2, 8)
+
+    def error(coefficients: Iterable[float]) -> float:
+        return float(np.minimum(np.abs((terms * np.array(coefficients)).max(axis=1) / seconds - 1), 1).mean())
+
+    ways = itertools.product(*(np.append(0.0, seconds / terms[:, term]) for term in range(3)))
+    assert error(fit_maximum(terms, seconds)) <= min(map(error, ways)) / BETTER**3 + 1e-9
 
 
 @pytest.mark.parametrize("kind", ["all_gather", "all_reduce"])
