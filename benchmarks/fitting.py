@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -34,12 +35,12 @@ def main() -> None:
     begin = time.process_time()
     hardware = fit(times, "fitted", GPU.memory_bytes, GPU.devices_per_node)
     seconds = time.process_time() - begin
-    print(f"{'fit':36}{'points':>8}{'median':>9}{'largest':>9}")
+    print(f"{'fit':38}{'points':>8}{'median':>9}{'90 %':>9}{'largest':>9}")
     for name, item in hardware.residuals:
-        print(f"{name:36}{item.points:8}{item.median:9.1%}{item.largest:9.1%}")
+        print(f"{name:38}{item.points:8}{item.median:9.1%}{item.percentile_90:9.1%}{item.largest:9.1%}")
     print(f"\n{len(operators)} points fitted in {seconds:.2f} CPU s")
     if arguments.json:
-        rows = {name: {"points": item.points, "median": item.median, "largest": item.largest} for name, item in hardware.residuals}
+        rows = {name: asdict(item) for name, item in hardware.residuals}
         arguments.json.write_text(json.dumps({"cpu_seconds": seconds, "fits": rows}, indent=1) + "\n")
 
 

@@ -44,8 +44,10 @@ class Residual:
         points: how many were measured.
         median: of the relative errors, |predicted / measured - 1|.
         largest: of the relative errors.
+        percentile_90: of the relative errors; None in older files.
     """
 
     points: int
     median: float
     largest: float
+    percentile_90: float | None = None

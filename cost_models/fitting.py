@@ -49,7 +49,10 @@ class CollectiveTime:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """A measured operator: its class and name, what it does, and the seconds of one call."""
+    """A measured operator: its class and name, what it does, and the seconds of one call.
+
+    ``host_seconds``: of issuing it, where the host issues and a device works behind it (a GPU); else 0.
+    """
 
     family: str
     name: str
@@ -57,6 +60,7 @@ class OperatorTime:
     flops: float
     bytes_moved: float
     seconds: float
+    host_seconds: float = 0.0
 
 
 def relative_least_squares(terms: Array, seconds: Array, counts: Array | None = None) -> Array:
@@ -138,7 +142,7 @@ def _clipped_error(predicted: Array) -> Array:
 def residual(predicted: Array, seconds: Array) -> Residual:
     """How far predictions lie from what was measured."""
     errors = np.abs(predicted / seconds - 1)
-    return Residual(len(seconds), float(np.median(errors)), float(errors.max()))
+    return Residual(len(seconds), float(np.median(errors)), float(errors.max()), float(np.quantile(errors, 0.9)))
 
 
 def fit_collective(kind: str, points: Sequence[CollectiveTime], *, whole: bool = False) -> tuple[Figures, Residual]:

@@ -7,7 +7,7 @@ is the business of ``compute``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from cost_models.efficiency import Efficiency, Residual
 from cost_models.errors import HardwareFileError, UnknownHardwareError
-from cost_models.hardware_file import PEAK_DTYPES, EfficiencyEntry, HardwareFile, LinkEntry
+from cost_models.hardware_file import PEAK_DTYPES, EfficiencyEntry, HardwareFile, LinkEntry, ResidualEntry
 from cost_models.links import Link
 
 LIKELY: Mapping[str, tuple[float, float, str]] = {
@@ -50,6 +50,7 @@ class Hardware:
         launch_overlaps: the next operator is launched while this one runs, as on a GPU's stream; else launch, arithmetic and memory
             traffic are each time of their own.
         residuals: ``(fit, residual)`` pairs of what ``profile`` measured; no price depends on them.
+        issue_seconds: ``(way of execution, seconds)`` pairs: what a kernel costs the process that issues it. No price depends on them.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Hardware:
     efficiencies: tuple[tuple[str, Efficiency], ...] = ()
     launch_overlaps: bool = True
     residuals: tuple[tuple[str, Residual], ...] = ()
+    issue_seconds: tuple[tuple[str, float], ...] = ()
 
     @cached_property
     def _peaks(self) -> Mapping[str, float]:
@@ -126,10 +128,12 @@ class Hardware:
             data["overlap_slowdown"] = self.overlap_slowdown
         if not self.launch_overlaps:
             data["launch_overlaps"] = False
+        if self.issue_seconds:
+            data["host"] = {"issue_seconds": dict(self.issue_seconds)}
         if self.efficiencies:
             data["efficiency"] = {name: EfficiencyEntry.content(item) for name, item in self.efficiencies}
         if self.residuals:
-            data["residuals"] = {name: asdict(item) for name, item in self.residuals}
+            data["residuals"] = {name: ResidualEntry.content(item) for name, item in self.residuals}
         return data
 
     @staticmethod
@@ -167,6 +171,7 @@ class Hardware:
             file.efficiencies,
             file.launch_overlaps,
             file.measured,
+            tuple(file.host.issue_seconds.items()),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -13,6 +13,9 @@ from cost_models.links import Figures, Growth, Link
 
 PEAK_DTYPES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 """The names that ``peak_flops`` may hold; float32 must be there."""
+
+Execution = Literal["eager", "graph", "compiled", "cuda_graph"]
+"""Ways in which a plan may run."""
 
 # wide of any machine, and near enough that no sum or quotient of a model's sizes overflows
 Positive = Annotated[float, Field(ge=1e-9, le=1e30, allow_inf_nan=False)]
@@ -106,6 +109,17 @@ class ResidualEntry(_Table):
     points: Annotated[int, Field(ge=1)]
     median: NotNegative
     largest: NotNegative
+    percentile_90: NotNegative | None = None
+
+    @staticmethod
+    def content(item: Residual) -> dict[str, float]:
+        return {name: value for name, value in asdict(item).items() if value is not None}
+
+
+class HostEntry(_Table):
+    """``[host]``: seconds that the process takes to issue a kernel, by way of execution."""
+
+    issue_seconds: dict[Execution, NotNegative] = {}
 
 
 class HardwareFile(_Table):
@@ -121,6 +135,7 @@ class HardwareFile(_Table):
     launch_overlaps: bool = True
     links: LinksEntry
     axes: dict[str, LinkEntry] = {}
+    host: HostEntry = HostEntry()
     efficiency: dict[str, EfficiencyEntry] = {}
     residuals: dict[str, ResidualEntry] = {}
 

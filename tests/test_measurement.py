@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from autopar.measurement import Measured, links, to_toml
+from autopar.measurement import Measured, links, profiling, to_toml
 from autopar.measurement.device import Peaks
 from autopar.measurement.hardware import Times, fit
 from autopar.plan import Plan
@@ -79,14 +81,21 @@ def test_a_gpu_is_found_again_from_400_noisy_times() -> None:
 
 
 def test_the_file_is_the_hardware(tmp_path: Path) -> None:
-    hardware = fit(times_of(TRUTH), "found", 16e9, 4)
+    given = times_of(TRUTH)
+    operators = tuple(replace(time, host_seconds=1e-5 * count) for count, time in enumerate(given.operators))
+    hardware = fit(replace(given, operators=operators), "found", 16e9, 4)
     path = tmp_path / "machine.toml"
     path.write_text(to_toml(Measured(hardware, ("a note",))))
     read = load_hardware(path)
     assert Hardware.from_dict(hardware.to_dict()) == hardware
     assert path.read_text().startswith("# a note\n")
+    issued = [time.host_seconds for time in operators if time.host_seconds]
+    assert dict(read.issue_seconds) == pytest.approx({"eager": median(issued)}, rel=1e-4)
+    assert not fit(given, "found", 16e9, 4).issue_seconds, "where the host is the device"
     assert [name for name, _ in read.efficiencies] == [name for name, _ in hardware.efficiencies]
     assert [name for name, _ in read.residuals] == [name for name, _ in hardware.residuals]
+    for (_, one), (_, two) in zip(read.residuals, hardware.residuals, strict=True):
+        assert asdict(one) == pytest.approx(asdict(two), rel=1e-4)
     one, two = (Machine(Mesh.parse("2x2"), item) for item in (hardware, read))
     for kind in KINDS:
         args = (kind, 1e6, (one.mesh.whole(0), one.mesh.whole(1)))
@@ -104,7 +113,7 @@ def test_profile_writes_a_file_to_plan_with(tmp_path: Path, capsys: pytest.Captu
     ran = autopar(capsys, "profile", "--quick", "--ranks", 2, "-o", path)
     assert ran.status == 0, ran.err
     assert ran.out == path.read_text()
-    assert "median error" in ran.err
+    assert "median error" in ran.err and "90th percentile" in ran.err
     hardware = load_hardware(path)
     measured = dict(hardware.residuals)
     assert {f"links.node.{kind}" for kind in KINDS} | {"efficiency.contraction", "efficiency.pointwise"} <= set(measured)
@@ -122,6 +131,22 @@ def test_profile_under_torchrun(tmp_path: Path) -> None:
     ran = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert load_hardware(path).devices_per_node == 2
+
+
+def test_an_interrupted_profile_writes_nothing_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while operators are timed; a file that was there stays."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(profiling, "time_operators", interrupted)
+    path = tmp_path / "machine.toml"
+    path.write_text("before")
+    ran = autopar(capsys, "profile", "--quick", "--ranks", 1, "-o", path)
+    assert ran.status == 130 and "no file was written" in ran.err
+    assert [file.name for file in tmp_path.iterdir()] == ["machine.toml"] and path.read_text() == "before"
 
 
 def test_profile_says_at_once_that_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,11 @@ def profile(
         check_writable(output)
     from autopar.measurement import QUICK, measure
 
-    measured = measure(ranks, QUICK if quick else None)
+    try:
+        measured = measure(ranks, QUICK if quick else None)
+    except KeyboardInterrupt:
+        note("profile: interrupted while measuring; no file was written")
+        raise
     if measured is not None:  # under torchrun, rank 0 writes
         _write(measured, output)
     if "RANK" in os.environ:
@@ -60,5 +64,9 @@ def _write(measured: Measured, output: Path | None) -> None:
 
 def residuals(hardware: Hardware) -> Table:
     """How far the fits lie from what was measured."""
-    rows = tuple((name, str(item.points), units.percent(item.median), units.percent(item.largest)) for name, item in hardware.residuals)
-    return Table(("fit", "points", "median error", "largest"), rows, frozenset({"points", "median error", "largest"}))
+    rows = tuple(
+        (name, str(item.points), *("-" if it is None else units.percent(it) for it in (item.median, item.percentile_90, item.largest)))
+        for name, item in hardware.residuals
+    )
+    figures = ("points", "median error", "90th percentile", "largest")
+    return Table(("fit", *figures), rows, frozenset(figures))

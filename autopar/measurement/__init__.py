@@ -5,8 +5,10 @@ are ``cost_models.fitting``'s.
 
 profiling    the profile from start to end
 clock        seconds of a call, on a rank whose fellows compute as well
+gpu_clock    device and host seconds of a call on a GPU, apart
 device       the memory of a device, the most that products and copies reach
 operators    times of the operators of the built-in models
+rearrangements  a model of what those have little of: batch norm, sorts, changes of layout
 links        times of collectives, and what they cost computation beside them
 parameters   what a step costs for each parameter beside its instructions
 hardware     from times to figures

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-WINDOWS = 3
-"""How often a figure is measured; the median counts."""
+from autopar.measurement.gpu_clock import WINDOWS, CallTime, cuda_queue, time_call
+
 SPIN_SECONDS = 0.1
 """How long all ranks compute at once for their stretch to be seen: many times a scheduler's slice."""
 SPIN = 256
@@ -24,8 +24,8 @@ class Clock:
     """How calls are timed.
 
     On a CPU with one thread a rank, a call takes its processor time, to be multiplied by the ranks' ``stretch``: that is what a step sees,
-    and other programs on the machine disturb it little. Otherwise calls are timed by the clock on the wall, on a GPU until the device is
-    done.
+    and other programs on the machine disturb it little. With more threads it is timed by the clock on the wall. On a GPU the device's own
+    clock counts (``gpu_clock``).
 
     Args:
         device: where calls run.
@@ -45,25 +45,24 @@ class Clock:
         return time.thread_time() if self.by_processor_time else time.perf_counter()
 
     def seconds(self, call: Callable[[], Any]) -> float:
-        """Seconds of one ``call`` of many in a row, once warm."""
+        """Seconds of one ``call`` of many in a row, once warm; on a GPU the device's."""
+        return self.measure(call).device
+
+    def measure(self, call: Callable[[], Any]) -> CallTime:
+        """Device and host seconds of one ``call`` of many in a row, once warm."""
+        if self.device.type == "cuda":
+            return time_call(call, cuda_queue(self.device), self.window)
         call()
-        return median(self._window(call) for _ in range(WINDOWS))
+        return CallTime(median(self._window(call) for _ in range(WINDOWS)))
 
     def _window(self, call: Callable[[], Any]) -> float:
-        """Mean seconds of the calls that fit in a window. What is launched ahead of a GPU is waited for, and counted."""
-        self.wait()
+        """Mean seconds of the calls that fit in a window of a CPU."""
         count, begin, end = 0, self.now(), time.perf_counter() + self.window
         while True:
             call()
             count += 1
             if time.perf_counter() >= end:
-                self.wait()
                 return (self.now() - begin) / count
-
-    def wait(self) -> None:
-        """Until the device is done."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def stretch(self) -> float:
         """Seconds on the wall for a second of processor time while every rank computes: 2 where there are twice as many ranks as cores.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from autopar.measurement.device import Peaks
 from cost_models import Efficiency, Hardware, Link, Residual
@@ -65,7 +66,14 @@ def fit(times: Times, name: str, memory_bytes: float, per_node: int) -> Hardware
         efficiencies=tuple(efficiencies.items()),
         launch_overlaps=times.overlaps,
         residuals=tuple(residuals.items()),
+        issue_seconds=_issue_seconds(times.operators),
     )
+
+
+def _issue_seconds(operators: Sequence[OperatorTime]) -> tuple[tuple[str, float], ...]:
+    """Of an operator on its own, the median: operators take the host about as long whatever their size. Nothing where no host was seen."""
+    hosts = [operator.host_seconds for operator in operators if operator.host_seconds]
+    return (("eager", median(hosts)),) if hosts else ()
 
 
 def _link(name: str, times: Sequence[CollectiveTime], residuals: dict[str, Residual]) -> Link | None:

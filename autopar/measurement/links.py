@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from autopar.measurement.clock import WINDOWS, Clock, meet, most_over_ranks
+from autopar.measurement.clock import Clock, meet, most_over_ranks
+from autopar.measurement.gpu_clock import WINDOWS
 from autopar.runtime.backends import Exchange, ProcessRanks
 from autopar.runtime.groups import group_of
 from cost_models import Mesh

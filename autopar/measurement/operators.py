@@ -18,12 +18,15 @@ import torch
 from autopar import pricing, zoo
 from autopar.graph import Graph, GraphInput, Op
 from autopar.importer import capture
+from autopar.measurement import rearrangements
 from autopar.measurement.clock import Clock, mean_over_ranks
+from autopar.measurement.gpu_clock import CallTime
+from autopar.measurement.rearrangements import NAME
 from autopar.runtime.kernels import Kernel, bind_kernel
 from autopar.runtime.operators import find_operator, takes_device, with_torch_values
 from autopar.sharding import ShardingSpec, Strategy
 from autopar.verify.examples import index_bound
-from cost_models import Hardware, Link, Machine, Mesh
+from cost_models import Hardware, Link, Machine, Mesh, Operator
 from cost_models.fitting import OperatorTime
 
 ALONE = Machine(Mesh((("one", 1),)), Hardware("one", 1, 1, 0, (("float32", 1),), 1, Link(0, 1), Link(0, 1)))
@@ -47,11 +50,14 @@ SMALL: tuple[tuple[str, Keys], ...] = (
     ("resnet", {"blocks": "1-1", "batch": 4, "width": 8}),
     ("moe", {"layers": 1}),
     ("moe", {"layers": 1, "batch": 8, "seq": 64, "width": 128, "hidden": 256, "vocab": 512}),
+    (NAME, {"batch": 2, "channels": 16, "image": 16, "seq": 32, "heads": 2}),
+    (NAME, {"batch": 8, "channels": 32, "image": 32, "seq": 64, "heads": 4}),
+    (NAME, {"batch": 16, "channels": 64, "image": 32, "seq": 128, "heads": 8}),
 )
 """Models that a CPU's core runs in milliseconds to a second."""
 
 LARGE: tuple[tuple[str, Keys], ...] = tuple(
-    (name, {**keys, **({"dtype": "bfloat16"} if name != "resnet" else {})})
+    (name, {**keys, **({"dtype": "bfloat16"} if name not in ("resnet", NAME) else {})})
     for name, keys in (
         ("mlp", {}),
         ("mlp", {"batch": 1024, "inputs": 1024, "width": 1024, "outputs": 1024}),
@@ -63,6 +69,9 @@ LARGE: tuple[tuple[str, Keys], ...] = tuple(
         ("llama3", {"layers": 1, "batch": 2, "seq": 2048, "width": 4096, "heads": 32, "hidden": 14336, "vocab": 32768}),
         ("resnet", {"batch": 64, "image": 224, "width": 64, "blocks": "1-1"}),
         ("moe", {"layers": 1, "batch": 8, "seq": 512, "width": 1024, "heads": 16, "hidden": 2048, "vocab": 8192}),
+        (NAME, {"batch": 8, "channels": 64, "image": 28, "seq": 256, "heads": 12}),
+        (NAME, {"batch": 32, "channels": 128, "image": 56, "seq": 1024, "heads": 16}),
+        (NAME, {"batch": 32, "channels": 256, "image": 56, "seq": 2048, "heads": 32}),
     )
 )
 """Models for a GPU."""
@@ -90,7 +99,7 @@ def samples(models: Sequence[tuple[str, Keys]]) -> list[Sample]:
     """Captures the models; no values are needed."""
     found = []
     for name, keys in models:
-        target = zoo.build(name, device="meta", **keys)
+        target = rearrangements.build(**keys) if name == NAME else zoo.build(name, device="meta", **keys)
         graph = capture(target.model, target.args, target.kwargs, mode="train", loss=target.loss, loss_args=target.loss_args).graph
         found.append(Sample(name, graph))
     return found
@@ -104,37 +113,55 @@ def time_operators(given: Sequence[Sample], clock: Clock, say: Callable[[str], N
     for number, sample in enumerate(given, 1):
         say(f"operators of {sample.name} ({number} of {len(given)})")
         stretches.append(clock.stretch())
-        for key, timed in _times(sample.graph, clock):
+        times = _times_in_a_row if clock.device.type == "cuda" else _times_in_passes
+        for key, timed in times(sample.graph, clock):
             found.setdefault(key, timed)
     return list(found.values()), median(mean_over_ranks(stretches))
 
 
-def _times(graph: Graph, clock: Clock) -> Iterator[tuple[Hashable, OperatorTime]]:
-    """Each operator's time under a key that equal ones share.
+def _times_in_a_row(graph: Graph, clock: Clock) -> Iterator[tuple[Hashable, OperatorTime]]:
+    """Each operator's time on a GPU under a key that equal ones share: the device's of many calls in a row, and the host's.
 
-    On a CPU the graph is run again and again and the median time of each operator counts: in a row of equal calls, caches would hold
-    what they do not hold in a step. Between passes they are filled with something else, as an optimizer fills them. A GPU runs behind
-    its launches, so there each operator is called many times in a row.
+    An operator without work, a view, has no kernel, and is left out.
+    """
+    seen = set[Hashable]()
+    for op, call, _ in _run(graph, _bind_all(graph, clock.device), clock.device, clock.now):
+        local, key = _local(graph, op), _key(graph, op)
+        if key not in seen and (local.flops or local.bytes_moved):
+            seen.add(key)
+            yield key, _timed(local, clock.measure(call))
+
+
+def _times_in_passes(graph: Graph, clock: Clock) -> Iterator[tuple[Hashable, OperatorTime]]:
+    """Each operator's time on a CPU under a key that equal ones share.
+
+    The graph is run again and again and the median time of each operator counts: in a row of equal calls, caches would hold what they do
+    not hold in a step. Between passes they are filled with something else, as an optimizer fills them.
     """
     runs: dict[Hashable, list[float]] = {}
     named: dict[Hashable, Op] = {}
-    in_a_row = clock.device.type == "cuda"
-    kernels = {op.name: _bound(op, graph, clock.device) for op in graph.ops}
-    other = torch.zeros(0 if in_a_row else FILLING // 4)
+    kernels = _bind_all(graph, clock.device)
+    other = torch.zeros(FILLING // 4)
     end, passes = time.perf_counter() + MODEL_WINDOWS * clock.window, 0
-    while passes < 1 or (not in_a_row and (passes < LEAST_PASSES or (passes < MOST_PASSES and time.perf_counter() < end))):
+    while passes < LEAST_PASSES or (passes < MOST_PASSES and time.perf_counter() < end):
         other.add_(1.0)
-        for op, call, seconds in _run(graph, kernels, clock.device, clock.now):
-            inputs = tuple((graph.tensors[name].shape, graph.tensors[name].dtype) for name in op.inputs)
-            key: Hashable = (op.target, op.args, op.kwargs, inputs)
-            if in_a_row and key not in runs:
-                seconds = clock.seconds(call)
-            if passes or in_a_row:  # a first pass warms up
+        for op, _, seconds in _run(graph, kernels, clock.device, clock.now):
+            key = _key(graph, op)
+            if passes:  # a first pass warms up
                 runs.setdefault(key, []).append(seconds)
             named[key] = op
         passes += 1
     for key, seen in runs.items():
-        yield key, _timed(graph, named[key], seen[0] if in_a_row else median(seen))
+        yield key, _timed(_local(graph, named[key]), CallTime(median(seen)))
+
+
+def _key(graph: Graph, op: Op) -> Hashable:
+    """Equal for operators that do the same to tensors of the same shapes and dtypes."""
+    return (op.target, op.args, op.kwargs, tuple((graph.tensors[name].shape, graph.tensors[name].dtype) for name in op.inputs))
+
+
+def _bind_all(graph: Graph, device: torch.device) -> dict[str, Kernel]:
+    return {op.name: _bound(op, graph, device) for op in graph.ops}
 
 
 @torch.no_grad()
@@ -156,10 +183,14 @@ def _run(
                 del values[name]
 
 
-def _timed(graph: Graph, op: Op, seconds: float) -> OperatorTime:
+def _local(graph: Graph, op: Op) -> Operator:
+    """The operator whole, in the words of the cost model."""
     whole = [tuple(ShardingSpec.replicated(len(graph.tensors[name].shape)) for name in names) for names in (op.inputs, op.outputs)]
-    local = pricing.local_operator(op, graph.tensors, Strategy(whole[0], whole[1]), ALONE)
-    return OperatorTime(local.family, local.name, local.dtype, local.flops, float(local.bytes_moved), seconds)
+    return pricing.local_operator(op, graph.tensors, Strategy(whole[0], whole[1]), ALONE)
+
+
+def _timed(local: Operator, took: CallTime) -> OperatorTime:
+    return OperatorTime(local.family, local.name, local.dtype, local.flops, float(local.bytes_moved), took.device, took.host)
 
 
 def _bound(op: Op, graph: Graph, device: torch.device) -> Kernel:

@@ -116,8 +116,10 @@ def _measure_here(ranks: Ranks, given: list[Sample], effort: Effort, quiet: bool
     seen, stretch = time_operators(given, clock, say)
     once = time_parameters(clock)  # of a step, beside the optimizer's own launch: they come together, and are one figure
     seen += [*time_copies(clock), *(replace(time, seconds=time.seconds + once) for time in time_optimizer(clock))]
-    seconds = mean_over_ranks([time.seconds for time in seen])
-    operators = [replace(time, seconds=mean * stretch) for time, mean in zip(seen, seconds, strict=True)]
+    seconds, hosts = mean_over_ranks([time.seconds for time in seen]), mean_over_ranks([time.host_seconds for time in seen])
+    operators = [
+        replace(time, seconds=mean * stretch, host_seconds=host) for time, mean, host in zip(seen, seconds, hosts, strict=True)
+    ]
     most_bytes = effort.most_bytes if ranks.device.type == "cuda" else min(effort.most_bytes, MOST_BYTES_ON_CPU)
     links = time_links(ranks, clock, stretch, most_bytes, say) if ranks.count > 1 else []
     means = mean_over_ranks([time.seconds for _, time in links])
@@ -135,6 +137,8 @@ def _measure_here(ranks: Ranks, given: list[Sample], effort: Effort, quiet: bool
 
 def _notes(ranks: Ranks, stretch: float) -> list[str]:
     notes = [f"measured by {ranks.count} ranks, {ranks.per_node} to a node, on {describe(ranks.device)}; for as many ranks a node"]
+    if ranks.device.type == "cuda":
+        notes.append("operators by the device's clock; host.issue_seconds: the median of what one takes the host to issue")
     if stretch > 1.1:
         notes.append(f"the ranks share cores: while all compute, a second of work takes {stretch:.2f} s")
     if ranks.count == 1:

@@ -12,15 +12,19 @@ DIGITS = 5
 """Significant digits of a figure in the file."""
 ROWS = ("efficiency", "residuals")
 """Tables whose entries take a line each."""
+SECTIONS = ("links", "axes", "host", *ROWS)
+"""Tables with a heading of their own."""
 
 
 def to_toml(measured: Measured) -> str:
     """The text, which ``load_hardware`` reads back."""
     data = measured.hardware.to_dict()
     lines = [f"# {note}" for note in measured.notes]
-    lines += [f"{key} = {_value(value)}" for key, value in data.items() if key not in ("links", "axes", *ROWS)]
+    lines += [f"{key} = {_value(value)}" for key, value in data.items() if key not in SECTIONS]
     for link, content in data["links"].items():
         lines += _section(f"links.{link}", content)
+    if "host" in data:
+        lines += _section("host", data["host"])
     for name in ROWS:
         if name in data:
             lines += ["", f"[{name}]", *(f"{_key(key)} = {_value(value)}" for key, value in data[name].items())]

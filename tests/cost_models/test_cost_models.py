@@ -261,7 +261,11 @@ def test_every_optional_field_survives_the_file() -> None:
     data = H100.to_dict() | {
         "overlap_slowdown": 0.1,
         "launch_overlaps": False,
-        "residuals": {"links.node.all_reduce": {"points": 12, "median": 0.04, "largest": 0.2}},
+        "residuals": {
+            "links.node.all_reduce": {"points": 12, "median": 0.04, "largest": 0.2},
+            "efficiency.pointwise": {"points": 12, "median": 0.04, "largest": 0.2, "percentile_90": 0.1},
+        },
+        "host": {"issue_seconds": {"eager": 4e-5, "cuda_graph": 0.0}},
         "efficiency": {"default": {"arithmetic": 0.6}, "contraction": {"memory": 0.5, "launch_seconds": 1e-6}},
         "axes": {"dp": {"latency_seconds": 1.0, "bandwidth": 2.0, "all_to_all": {"latency_growth": "tree"}}},
         "links": {
@@ -278,6 +282,8 @@ def test_every_optional_field_survives_the_file() -> None:
     hardware = Hardware.from_dict(data)
     assert Hardware.from_dict(hardware.to_dict()) == hardware
     assert hardware.efficiency("view").arithmetic == hardware.efficiency("contraction").arithmetic == 0.6
+    assert hardware.issue_seconds == (("eager", 4e-5), ("cuda_graph", 0.0)), "the host's"
+    assert [item.percentile_90 for _, item in hardware.residuals] == [None, 0.1], "of an older file, and of a newer one"
     assert "overlap_slowdown" not in H100.to_dict() or H100.overlap_slowdown
 
 
@@ -301,6 +307,8 @@ BROKEN = {
     "axes.dp.latency_seconds": lambda data: data.update(axes={"dp": {"bandwidth": 1.0}}),
     "residuals.links.points": lambda data: data.update(residuals={"links": {"points": 0, "median": 0.1, "largest": 0.1}}),
     "overlap_slowdown": lambda data: data.update(overlap_slowdown=1.5),
+    "host.issue_seconds.eager": lambda data: data.update(host={"issue_seconds": {"eager": -1e-6}}),
+    "host.issue_seconds.lazy": lambda data: data.update(host={"issue_seconds": {"lazy": 1e-6}}),
     "links.node.latency_growth": lambda data: data["links"]["node"].update(latency_growth="square"),
     "links.node.all_reduce.bandwidth": lambda data: data["links"]["node"].update(all_reduce={"bandwidth": 0.0}),
     "efficiency.contraction.memory": lambda data: data.update(efficiency={"contraction": {"memory": -1.0}}),
