@@ -12,6 +12,7 @@ import pytest
 
 import cost_models
 from cost_models import (
+    Efficiency,
     Figures,
     Hardware,
     HardwareFileError,
@@ -255,6 +256,34 @@ def test_built_in_files(name: str) -> None:
     for line in (resources.files(cost_models) / "hardware" / f"{name}.toml").read_text().splitlines():
         figure = "=" in line and not line.startswith(("name", "devices_per_node", "peak_flops", "#"))
         assert not figure or "#" in line, f"without a source: {line}"
+
+
+FLASH = {  # (batch, heads, seq, head dim): milliseconds of forward, and of forward and backward; causal, bfloat16, on one H200
+    (2, 32, 4096, 128): (0.94, 3.91),
+    (1, 32, 16384, 128): (6.75, 24.7),
+}
+
+
+@pytest.mark.parametrize("shape", FLASH)
+def test_attention_of_an_h200_takes_what_was_measured(shape: tuple[int, int, int, int]) -> None:
+    batch, heads, seq, dim = shape
+    machine, flops = Machine(Mesh.parse("1"), load_hardware("h200")), 0.5 * 4 * batch * heads * seq**2 * dim
+    forward, backward = (
+        1e3 * machine.operator_seconds(Operator(f"autopar.{name}.default", "attention", "bfloat16", (), (), work, 0.0))
+        for name, work in (("attention", flops), ("attention_backward", 2.5 * flops))
+    )
+    assert (forward, forward + backward) == (pytest.approx(FLASH[shape][0], rel=0.1), pytest.approx(FLASH[shape][1], rel=0.2))
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "h200"])
+def test_batch_norm_has_a_sixth_of_the_bandwidth_and_nothing_else_has_changed(name: str) -> None:
+    """What was measured is priced so; products and the other operators keep the shares that plans rest on."""
+    hardware = load_hardware(name)
+    for operator in ("autopar.batch_norm.default", "autopar.batch_norm_backward.default"):
+        assert hardware.efficiency("normalisation", operator) == Efficiency(0.7, 0.17, 4e-6)
+    for family in ("contraction", "pointwise", "normalisation", "optimizer"):
+        assert hardware.efficiency(family, "aten.any.default") == Efficiency(0.7, 0.7, 4e-6)
+    assert H100.efficiency("attention", "autopar.attention.default") == Efficiency(0.7, 0.7, 4e-6)
 
 
 def test_every_optional_field_survives_the_file() -> None:
