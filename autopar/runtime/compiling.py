@@ -59,7 +59,8 @@ def compile_plan(
         plan: the same on all ranks; None where another rank's is to be received.
         loss: the loss it was planned with.
         inputs: ``global``: plain tensors in calls are whole and equal on all ranks; ``local``: they are each rank's own part.
-        device: where this rank computes; the GPU that torch has current when the process group uses NCCL, else the CPU.
+        device: where this rank computes. By default the GPU that torch has current when the process group uses NCCL, else the CPU. A single
+            process takes the device of the model's weights; for weights on ``meta`` the GPU where there is one.
         init: given the whole model on the device, when it has meta weights; without it submodules' ``reset_parameters`` is used, and
             what that leaves must be loaded with ``load_state_dict`` before the first call.
         seed: of the initialisation, the same on all ranks.
@@ -175,7 +176,7 @@ def compile_schedule(
     """
     if execute not in get_args(Execute):
         raise UsageError(f"unknown way to execute {execute!r}", f"use one of {', '.join(get_args(Execute))}")
-    team, where, machine, graph = team_of(mesh), find_device(device), schedule.machine, schedule.graph
+    team, where, machine, graph = team_of(mesh), find_device(device, model), schedule.machine, schedule.graph
     place = Place(machine.mesh, device_mesh_of(machine.mesh, where) if mesh is None else mesh, team, where)
 
     def bound(captured: Capture, schedule: Schedule) -> Step:
@@ -301,15 +302,36 @@ def check_mesh(given: DeviceMesh, planned: Mesh) -> None:
         raise MismatchError(f"the plan is for the mesh {planned}, the given one has the sizes {list(given.shape)}", hint)
 
 
-def find_device(device: str | torch.device | None) -> torch.device:
-    """The device this rank computes on."""
+def find_device(device: str | torch.device | None, model: nn.Module | None = None) -> torch.device:
+    """The device this rank computes on: the given one, else that of ``pick_device``, which becomes torch's current one."""
     if device is not None:
         return torch.device(device)
-    if torch.cuda.is_available() and "nccl" in str(dist.get_backend()):
-        local = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
-        torch.cuda.set_device(local)
-        return torch.device("cuda", local)
+    current = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())) if torch.cuda.is_available() else None
+    picked = pick_device(current, str(dist.get_backend()), dist.get_world_size(), None if model is None else weights_device(model))
+    if picked.type == "cuda":
+        torch.cuda.set_device(picked)
+    return picked
+
+
+def pick_device(gpu: int | None, backend: str, ranks: int, weights: torch.device | None) -> torch.device:
+    """Where a rank computes when the user does not say.
+
+    Args:
+        gpu: the rank's own; None without CUDA.
+        backend: of the default process group. NCCL moves tensors of GPUs alone.
+        ranks: of the default process group. A single one needs no backend, so its weights decide.
+        weights: the device of the model's weights; None for a model whose weights have no values yet.
+    """
+    if ranks == 1 and weights is not None and backend != "nccl":
+        return weights
+    if gpu is not None and (ranks == 1 or "nccl" in backend):
+        return torch.device("cuda", gpu)
     return torch.device("cpu")
+
+
+def weights_device(model: nn.Module) -> torch.device | None:
+    """The device of the model's first weight that has values."""
+    return next((tensor.device for _, _, _, tensor in own_tensors(model) if not has_no_values(tensor)), None)
 
 
 def device_mesh_of(mesh: Mesh, device: torch.device) -> DeviceMesh:

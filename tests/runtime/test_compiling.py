@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import autopar
 from autopar import zoo
@@ -19,7 +20,7 @@ from autopar.errors import MismatchError, UsageError
 from autopar.plan import Plan
 from autopar.runtime import compile_plan
 from autopar.runtime.agreement import check_agreement
-from autopar.runtime.compiling import example_call
+from autopar.runtime.compiling import example_call, find_device, pick_device
 from autopar.runtime.groups import team_of
 from autopar.schedule import Schedule
 from autopar.target import Target
@@ -39,6 +40,46 @@ def mlp() -> Target:
 def plan_of(mesh: str) -> Plan:
     target = mlp()
     return autopar.plan(target.model, target.args, mesh=mesh, hardware="cpu-cluster", cost_model="communication")
+
+
+CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "backend", "ranks", "weights", "picked"),
+    [
+        (0, "gloo", 1, SECOND, SECOND),  # a single process: where the weights are
+        (0, "gloo", 1, CPU, CPU),
+        (0, "gloo", 1, None, FIRST),  # weights on meta: the GPU where there is one
+        (None, "gloo", 1, None, CPU),
+        (None, "gloo", 1, CPU, CPU),
+        (1, "nccl", 1, CPU, SECOND),  # torchrun with one process: NCCL moves tensors of GPUs alone
+        (1, "nccl", 4, CPU, SECOND),  # torchrun with several: each its own GPU, wherever the model was built
+        (1, "cpu:gloo,cuda:nccl", 4, None, SECOND),
+        (1, "gloo", 4, FIRST, CPU),  # gloo among several moves tensors of CPUs
+        (None, "gloo", 4, None, CPU),
+    ],
+)
+def test_a_rank_computes_where_its_weights_or_its_backend_want_it(
+    gpu: int | None, backend: str, ranks: int, weights: torch.device | None, picked: torch.device
+) -> None:
+    assert pick_device(gpu, backend, ranks, weights) == picked
+
+
+def test_a_single_process_asks_torch_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch has one, it becomes the current one for a model without values; a model on the CPU stays there."""
+    set_to = list[torch.device]()
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", set_to.append)
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    with torch.device("meta"):
+        empty = nn.Linear(2, 2)
+    assert find_device(None, nn.Linear(2, 2)) == CPU and not set_to
+    assert find_device(None, empty) == FIRST and set_to == [FIRST]
+    assert find_device("cpu", empty) == CPU
 
 
 def test_compile_gives_the_models_own_loss() -> None:
