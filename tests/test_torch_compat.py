@@ -228,6 +228,29 @@ def test_fused_optimizers_update_local_parts(kind):
     assert run_ranks(rank_main, 2) == [[True] * 3] * 2
 
 
+def test_a_detached_dtensor_is_a_view_of_the_same_placement():
+    """As the dispatcher does it; autograd stores gradients so."""
+
+    def rank_main(rank):
+        mesh, found = init_device_mesh("cpu", (2,)), []
+        for taught in (False, True):
+            if taught:
+                torch_compat.detach_local_parts()
+            split = nn.Parameter(distribute_tensor(torch.arange(12.0).view(4, 3), mesh, [Shard(0)]))
+            other = split.detach()
+            with torch.no_grad():
+                other.add_(1)
+            split.square().sum().full_tensor().backward()
+            found.append((
+                other.requires_grad, other.placements, tuple(other.shape), split.full_tensor().tolist(), split._version,
+                split.grad.placements, split.grad.full_tensor().tolist(),
+            ))  # fmt: skip
+        handlers = torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers
+        return found[0] == found[1], torch.ops.aten.detach.default in handlers
+
+    assert run_ranks(rank_main, 2) == [(True, True)] * 2
+
+
 def test_numbers_of_partial_dtensors_are_those_of_the_whole():
     def rank_main(rank):
         torch_compat.reduce_where_asked()

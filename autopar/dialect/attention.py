@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.dialect.library import define
+from autopar.dialect.library import define, wide_dtype
 
 
 def _heads_last(tensor: Tensor) -> Tensor:
@@ -43,10 +43,6 @@ def _sum_heads(gradient: Tensor, heads: int) -> Tensor:
         return gradient
     b, _, t, d = gradient.shape
     return gradient.reshape(b, heads, -1, t, d).sum(2)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> str:
@@ -90,7 +86,7 @@ def _scores(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: floa
 
 
 def _math_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    wide = _wide(q.dtype)
+    wide = wide_dtype(q.dtype)
     scores = _scores(q.to(wide), k.to(wide), mask, causal, scale)
     lse = torch.logsumexp(scores, -1)
     return torch.matmul(_probabilities(scores, lse), v.to(wide)).to(q.dtype), lse
@@ -105,7 +101,7 @@ def _math_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """With ``p = exp(scores - lse)``: ``dv = p^T grad``, ``ds = p * (grad v^T - rowsum(grad * out))``, ``dq = ds k``, ``dk = ds^T q``."""
-    wide = _wide(q.dtype)
+    wide = wide_dtype(q.dtype)
     dtype = q.dtype
     grad, q, k, v, out = (tensor.to(wide) for tensor in (grad, q, k, v, out))
     p = _probabilities(_scores(q, k, mask, causal, scale), lse.to(wide))
@@ -201,7 +197,7 @@ def _merged(parts: list[tuple[Tensor, Tensor]], dtype: torch.dtype) -> tuple[Ten
     """``(out, lse)`` over all keys from those over stretches of them: ``out`` is the sum of ``out_i * exp(lse_i - lse)``."""
     if len(parts) == 1:
         return parts[0]
-    wide = _wide(dtype)
+    wide = wide_dtype(dtype)
     lse = torch.logsumexp(torch.stack([part.to(wide) for _, part in parts]), 0)
     weighed = [out.to(wide) * torch.exp(part.to(wide) - lse).unsqueeze(-1) for out, part in parts]
     return sum(weighed[1:], weighed[0]).to(dtype), lse
@@ -224,7 +220,7 @@ def _attention(
     _refuse_dropout(dropout)
     stretches = _stretches(q, k, mask, causal, offset)
     out, lse = _merged([_forward(q, item.of(k), item.of(v), item.mask, item.causal, scale) for item in stretches], q.dtype)
-    return _heads_last(out), lse.to(_wide(q.dtype)).contiguous()
+    return _heads_last(out), lse.to(wide_dtype(q.dtype)).contiguous()
 
 
 def _attention_backward(
@@ -257,7 +253,7 @@ def _attention_shapes(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, dropout: float, offset: int
 ) -> tuple[Tensor, Tensor]:
     b, h, s, _ = q.shape
-    return _empty_heads_last(q, (b, h, s, v.shape[3])), q.new_empty([b, h, s], dtype=_wide(q.dtype))
+    return _empty_heads_last(q, (b, h, s, v.shape[3])), q.new_empty([b, h, s], dtype=wide_dtype(q.dtype))
 
 
 def _attention_backward_shapes(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:

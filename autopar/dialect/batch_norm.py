@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.dialect.library import define
+from autopar.dialect.library import define, wide_dtype
 
 
 def _batch_norm(
@@ -24,16 +24,36 @@ def _batch_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Statistics are at least float32; new running values are ``(1 - momentum) * old + momentum * batch`` (unbiased variance)."""
-    count, wide = x.numel() // x.shape[1], torch.promote_types(x.dtype, torch.float32)
-    if wide != x.dtype:  # statistics come in the dtype of these
-        weight = x.new_ones(x.shape[1], dtype=wide) if weight is None else weight
-        bias = x.new_zeros(x.shape[1], dtype=wide) if bias is None else bias
-    affine = (None if vector is None else vector.to(wide) for vector in (weight, bias))
-    out, mean, invstd = torch.ops.aten._native_batch_norm_legit.no_stats(x, *affine, True, momentum, eps)
+    count = x.numel() // x.shape[1]
+    out, mean, invstd = torch.ops.aten._native_batch_norm_legit.no_stats(x, *_affine(x, weight, bias), True, momentum, eps)
     unbiased = (invstd.square().reciprocal() - eps).clamp(min=0) * (count / max(count - 1, 1))
     new_mean = mean.clone() if running_mean is None else (1 - momentum) * running_mean + (momentum * mean).to(running_mean.dtype)
     new_var = unbiased.clone() if running_var is None else (1 - momentum) * running_var + (momentum * unbiased).to(running_var.dtype)
     return out, mean, invstd, new_mean, new_var
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Scale and shift in the dtype in which statistics are to come."""
+    wide = wide_dtype(x.dtype)
+    if wide == x.dtype:
+        return weight, bias
+    scale = x.new_ones(x.shape[1], dtype=wide) if weight is None else weight.to(wide)
+    return scale, x.new_zeros(x.shape[1], dtype=wide) if bias is None else bias.to(wide)
+
+
+def batch_norm_in_place(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """``autopar.batch_norm`` that writes the new running values, of the statistics' dtype, over the old ones: one kernel of torch's."""
+    affine = _affine(x, weight, bias)
+    out, mean, invstd = torch.native_batch_norm(x, *affine, running_mean, running_var, True, momentum, eps)
+    return out, mean, invstd, running_mean, running_var
 
 
 def _batch_norm_shapes(
@@ -45,7 +65,7 @@ def _batch_norm_shapes(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = wide_dtype(x.dtype)
     statistic = x.new_empty([x.shape[1]], dtype=wide)
     new_mean = statistic if running_mean is None else running_mean
     new_var = statistic if running_var is None else running_var

@@ -4,7 +4,7 @@ The equation has the operands, the experts' numbers and the result, as the opera
 their expert's matrices, ``s k, s n, s -> e k n`` sums products of rows by expert. ``e`` are the experts, the factors of the third term
 the rows. ``ids`` says which expert each row has, in any order: who computes sorts the rows that it has. An operand or result
 with ``e`` holds the experts from ``first_expert`` on, so many as ``experts`` says; rows of others contribute zero, so that split experts
-give a partial sum. In captured graphs these are 0 and all.
+give a partial sum. In captured graphs these are 0 and all. ``WHOLE`` in place of ``first_expert`` says that no rows are of others.
 """
 
 from __future__ import annotations
@@ -18,9 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.dialect.library import define
+from autopar.dialect.library import WHOLE, define
 
 EXPERTS = "e"
+FIRST_EXPERT = 5
+"""Position of the first expert among the arguments, behind the number of experts."""
+GROUPED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""Those for which torch has a grouped product."""
+GROUPED_BYTES = 16
+"""Rows of its operands begin at multiples of this."""
 Terms = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 
@@ -75,7 +81,7 @@ def _expert_contract(a: Tensor, b: Tensor, ids: Tensor, equation: str, experts: 
 
 def _product(x: Tensor, w: Tensor, ids: Tensor, first_expert: int) -> Tensor:
     """``out[s] = x[s] w[ids[s] - first_expert]``, zero for rows of experts that are not here."""
-    if _in_groups(x):
+    if runs_grouped(x.dtype, x.shape[1], w.shape[2]):
         return sorted_product(x, w, ids, first_expert)
     out = x.new_zeros(x.shape[0], w.shape[2])
     for expert, rows in _by_expert(ids, first_expert, w.shape[0]):
@@ -85,7 +91,7 @@ def _product(x: Tensor, w: Tensor, ids: Tensor, first_expert: int) -> Tensor:
 
 def _outer(x: Tensor, y: Tensor, ids: Tensor, experts: int, first_expert: int) -> Tensor:
     """``out[e] = sum of x[s]^T y[s]`` over the rows of expert ``e``."""
-    if _in_groups(x):
+    if runs_grouped(x.dtype, x.shape[1], y.shape[1]):
         return sorted_outer(x, y, ids, experts, first_expert)
     out = x.new_zeros(experts, x.shape[1], y.shape[1])
     for expert, rows in _by_expert(ids, first_expert, experts):
@@ -98,23 +104,27 @@ def sorted_product(x: Tensor, w: Tensor, ids: Tensor, first_expert: int) -> Tens
     on while Python goes ahead."""
     order, ends = _places(ids, first_expert, w.shape[0])
     made = torch.nn.functional.grouped_mm(x[order], w, offs=ends)
-    made = made.masked_fill((torch.arange(x.shape[0], device=x.device) >= ends[-1]).unsqueeze(-1), 0)
+    if first_expert != WHOLE:
+        made = made.masked_fill((torch.arange(x.shape[0], device=x.device) >= ends[-1]).unsqueeze(-1), 0)
     return torch.empty_like(made).index_copy_(0, order, made)
 
 
 def sorted_outer(x: Tensor, y: Tensor, ids: Tensor, experts: int, first_expert: int) -> Tensor:
-    """``_outer`` by torch's grouped kernel."""
+    """``_outer`` by torch's grouped kernel, which on a GPU leaves experts without rows as they are."""
     order, ends = _places(ids, first_expert, experts)
     made = torch.nn.functional.grouped_mm(x[order].t(), y[order], offs=ends)
+    if x.device.type == "cpu":
+        return made
     rows = torch.diff(ends, prepend=ends.new_zeros(1))
     return made.masked_fill((rows == 0).reshape(-1, 1, 1), 0)
 
 
 def _places(ids: Tensor, first: int, experts: int) -> tuple[Tensor, Tensor]:
     """Rows in the order of the experts at hand, those of others last ``[s]``; where the rows of each of these experts end ``[experts]``."""
-    own = torch.where((ids >= first) & (ids < first + experts), ids - first, experts)
+    own = ids if first == WHOLE else torch.where((ids >= first) & (ids < first + experts), ids - first, experts)
     own, order = own.sort(stable=True)
-    return order, torch.searchsorted(own, torch.arange(experts, device=ids.device, dtype=own.dtype), right=True).to(torch.int32)
+    numbers = torch.arange(experts, device=ids.device, dtype=own.dtype)
+    return order, torch.searchsorted(own, numbers, right=True, out_int32=True)
 
 
 def _by_expert(ids: Tensor, first: int, experts: int) -> Iterator[tuple[int, Tensor]]:
@@ -125,9 +135,9 @@ def _by_expert(ids: Tensor, first: int, experts: int) -> Iterator[tuple[int, Ten
             yield expert, order[begin:end]
 
 
-def _in_groups(x: Tensor) -> bool:
-    """Whether torch's grouped kernel is meant for these."""
-    return x.device.type != "cpu" and x.dtype == torch.bfloat16
+def runs_grouped(dtype: torch.dtype, *columns: int) -> bool:
+    """Whether torch's grouped kernel takes matrices of this dtype and these numbers of columns."""
+    return dtype in GROUPED_DTYPES and all(count * dtype.itemsize % GROUPED_BYTES == 0 for count in columns)
 
 
 def _shapes(a: Tensor, b: Tensor, ids: Tensor, equation: str, experts: int, first_expert: int) -> Tensor:

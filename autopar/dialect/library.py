@@ -7,6 +7,7 @@ and runs them without this package's Python types.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,10 +15,19 @@ import torch
 NAMESPACE = torch.library.Library("autopar", "DEF")
 """Keeps the registrations alive for as long as the process."""
 
+WHOLE = -1
+"""In the place of an offset: the operand holds the whole table, or all experts, and each index is one of them."""
+
 BODIES: dict[str, Callable[..., Any]] = {}
 """What each operator computes, by its name without ``autopar::``: for graphs in which they are to be taken apart."""
 STILL: dict[str, Callable[..., Any]] = {}
 """What an operator that draws computes while runs are compared, by target (``autopar.dropout.default``)."""
+
+
+@cache
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of statistics: float32 at least. torch counts the question as an operator, so each is asked once."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def define(

@@ -1,17 +1,25 @@
 """``autopar.embedding`` and ``autopar.nll_loss``: tables read by index, and their gradients.
 
 All four take an ``offset``: the operand holds only rows (or classes) ``offset ... offset + its size`` of the whole
-table, and what lies outside contributes zero, so that a split table is a partial sum. ``offset`` is 0 in captured graphs.
+table, and what lies outside contributes zero, so that a split table is a partial sum. ``offset`` is 0 in captured graphs. A rank that holds
+the whole table gives ``WHOLE``: torch's own kernels then run, which fail where an index is out of range.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from autopar.dialect.library import define
+from autopar.dialect.library import WHOLE, define
+
+OFFSETS: Mapping[str, int] = {
+    "autopar.embedding.default": 2, "autopar.embedding_backward.default": 3,
+    "autopar.nll_loss.default": 3, "autopar.nll_loss_backward.default": 4,
+}  # fmt: skip
+"""Position of the offset among each operator's arguments."""
 
 
 def _window(indices: Tensor, offset: int, size: int) -> tuple[Tensor, Tensor]:
@@ -22,6 +30,8 @@ def _window(indices: Tensor, offset: int, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _embedding(weight: Tensor, indices: Tensor, offset: int) -> Tensor:
+    if offset == WHOLE:
+        return torch.embedding(weight, indices)
     inside, local = _window(indices, offset, weight.shape[0])
     rows = weight.index_select(0, local.reshape(-1)).reshape(*indices.shape, *weight.shape[1:])
     return rows.masked_fill_(~inside.unsqueeze(-1), 0)
@@ -32,6 +42,8 @@ def _embedding_shapes(weight: Tensor, indices: Tensor, offset: int) -> Tensor:
 
 
 def _embedding_backward(grad: Tensor, indices: Tensor, rows: int, offset: int, padding_idx: int) -> Tensor:
+    if offset == WHOLE:
+        return torch.ops.aten.embedding_dense_backward.default(grad, indices, rows, padding_idx, False)
     inside, local = _window(indices, offset, rows)
     if padding_idx >= 0:
         inside = inside & (indices != padding_idx)
@@ -71,6 +83,9 @@ class PaddedEmbedding(torch.autograd.Function):
 
 
 def _nll_loss(logp: Tensor, target: Tensor, ignore_index: int, offset: int) -> Tensor:
+    if offset == WHOLE:
+        rows = logp.reshape(-1, logp.shape[-1])
+        return torch.ops.aten.nll_loss_forward.default(rows, target.reshape(-1), None, 0, ignore_index)[0].view(target.shape)
     inside, local = _window(target, offset, logp.shape[-1])
     picked = logp.gather(-1, local.unsqueeze(-1)).squeeze(-1)
     return torch.where(inside & (target != ignore_index), -picked, 0)
@@ -81,9 +96,18 @@ def _nll_loss_shapes(logp: Tensor, target: Tensor, ignore_index: int, offset: in
 
 
 def _nll_loss_backward(grad: Tensor, target: Tensor, classes: int, ignore_index: int, offset: int) -> Tensor:
+    if offset == WHOLE:
+        return _nll_loss_backward_whole(grad, target, classes, ignore_index)
     inside, local = _window(target, offset, classes)
     kept = torch.where(inside & (target != ignore_index), -grad, 0)
     return grad.new_zeros([*target.shape, classes]).scatter_(-1, local.unsqueeze(-1), kept.unsqueeze(-1))
+
+
+def _nll_loss_backward_whole(grad: Tensor, target: Tensor, classes: int, ignore_index: int) -> Tensor:
+    """By torch's kernel, which asks for the input's shape alone: a scalar stands for it."""
+    like, total = grad.new_empty(()).expand(target.numel(), classes), grad.new_empty(())
+    backward = torch.ops.aten.nll_loss_backward.default
+    return backward(grad.reshape(-1), like, target.reshape(-1), None, 0, ignore_index, total).view(*target.shape, classes)
 
 
 def _nll_loss_backward_shapes(grad: Tensor, target: Tensor, classes: int, ignore_index: int, offset: int) -> Tensor:

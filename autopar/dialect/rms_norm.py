@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.dialect.library import define
+from autopar.dialect.library import define, wide_dtype
 
 
 def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(wide_dtype(x.dtype))
 
 
 def _last(sizes: Sequence[int]) -> list[int]:
@@ -35,7 +35,7 @@ def _rms_norm_shapes(x: Tensor, normalized_shape: Sequence[int], weight: Tensor 
     lead = x.dim() - len(normalized_shape)
     if list(x.shape[lead:]) != list(normalized_shape):
         raise ValueError(f"rms_norm over {tuple(normalized_shape)} does not fit a tensor of shape {tuple(x.shape)}")
-    dtype = torch.promote_types(x.dtype, torch.float32)
+    dtype = wide_dtype(x.dtype)
     return x.new_empty(x.shape), x.new_empty([*x.shape[:lead], *[1] * len(normalized_shape)], dtype=dtype)
 
 

@@ -1,7 +1,7 @@
-"""The interpreter: a schedule's instructions in their order, on the local tensors of the ranks that a backend hosts.
+"""A schedule's instructions as straight-line code, on the local tensors of the ranks that a backend hosts.
 
-Each instruction is bound once to an action, a closure with nothing left to look up. One interpreter serves the simulation of all ranks in
-one process and the real ranks, so what is tested in lockstep is what runs.
+Each instruction is written once as a statement (see ``code``). One writer serves the simulation of all ranks in one process and the real
+ranks, so what is tested in lockstep is what runs.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.dialect.batch_norm import batch_norm_in_place
 from autopar.dialect.library import STILL
 from autopar.rules import STORING, localize
 from autopar.runtime.backends import Backend
-from autopar.runtime.collectives import Call, Flights, Observed, Values, exchange_beside, exchange_inside, exchange_now
+from autopar.runtime.buffer_writes import BATCH_NORM, find_buffer_writes
+from autopar.runtime.code import Code, Segment
+from autopar.runtime.collectives import GONE, Call, Flights, Observed, Values, exchange_beside, exchange_inside, exchange_now
 from autopar.runtime.filling import fitted, sliced
-from autopar.runtime.fusion import bind_in_place, bind_pair, makes_memory, pairs_of
-from autopar.runtime.index_check import check_indices
+from autopar.runtime.fusion import makes_memory, pairs_of, write_in_place, write_pair
+from autopar.runtime.index_check import write_check
 from autopar.runtime.inner import Answer, Request, body
-from autopar.runtime.kernels import Kernel, bind_kernel
+from autopar.runtime.kernels import assign, write_call, write_operator
 from autopar.runtime.loss_tail import Tail, loss_tail
 from autopar.runtime.operators import find_function, find_operator, named_results, takes_device, with_tensors, with_torch_values
+from autopar.runtime.whole_operands import mark_whole
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import Operation
 from cost_models import SubAxis
 
-Action = Callable[[Sequence[Values], Flights, list[Observed] | None], None]
-"""Runs an instruction on the values of each hosted rank and the calls in flight."""
 AS_A_RESULT: Mapping[str, str] = {stored: made for made, stored in STORING.items()}
 """From an operator that changes its input to the one that gives the same in a new tensor."""
 Land = Callable[[Sequence[Values]], None]
@@ -45,12 +47,12 @@ class Late:
     """What of forward may run when the loss is read.
 
     Args:
-        actions: what its instructions do, in order.
+        segment: its instructions; None where there are none.
         values: what these read and make.
         freed: those of them that forward frees.
     """
 
-    actions: tuple[Action, ...] = ()
+    segment: Segment | None = None
     values: frozenset[str] = frozenset()
     freed: frozenset[str] = frozenset()
 
@@ -60,16 +62,16 @@ class Executable:
     """A schedule bound to a backend and a device.
 
     Args:
-        forward_actions, backward_actions: what its instructions do, in order.
-        repeated_actions: what they do in backward of microbatches before the last.
+        forward_segment, backward_segment: its instructions.
+        repeated_segment: those of backward of microbatches before the last.
         late: of forward, what only the loss asks for.
     """
 
     schedule: Schedule
     backend: Backend
-    forward_actions: tuple[Action, ...]
-    backward_actions: tuple[Action, ...]
-    repeated_actions: tuple[Action, ...] = ()
+    forward_segment: Segment
+    backward_segment: Segment
+    repeated_segment: Segment
     late: Late = Late()
 
     @cached_property
@@ -97,7 +99,7 @@ class Executable:
     def forward_but_late(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> Land:
         """The same but for the loss, if it is late: what is returned waits for it and puts it among the values it is given."""
         flights: Flights = {}
-        _run(self.forward_actions, ranks, flights, observed)
+        _run(self.forward_segment, ranks, flights, observed)
         late = self.late
         needed = [{name: held[name] for name in late.values if name in held} for held in ranks]
         for held in ranks:
@@ -105,7 +107,8 @@ class Executable:
                 del held[name]
 
         def land(ranks: Sequence[Values]) -> None:
-            _run(late.actions, needed, flights, None)
+            if late.segment is not None:
+                _run(late.segment, needed, flights, None)
             for held, found in zip(ranks, needed, strict=True):
                 held.update((name, value) for name, value in found.items() if name not in late.freed)
 
@@ -113,15 +116,16 @@ class Executable:
 
     def backward(self, ranks: Sequence[Values], observed: list[Observed] | None = None, *, last: bool = True) -> None:
         """Runs the backward instructions on what ``forward`` left, and on the sums over microbatches; of the ``last`` of these or not."""
-        _run(self.backward_actions if last else self.repeated_actions, ranks, {}, observed)
+        _run(self.backward_segment if last else self.repeated_segment, ranks, {}, observed)
 
 
 @torch.no_grad()
-@torch.autocast("cpu", enabled=False)
-@torch.autocast("cuda", enabled=False)
-def _run(actions: Sequence[Action], ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
-    for action in actions:
-        action(ranks, flights, observed)
+def _run(segment: Segment, ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            segment(ranks, flights, observed)
+    else:
+        segment(ranks, flights, observed)
 
 
 _LOSS_GRADIENT: ContextVar[Tensor | None] = ContextVar("autopar_loss_gradient", default=None)
@@ -144,14 +148,10 @@ def given_loss_gradient() -> Tensor:
     return torch.ones((), dtype=torch.float64) if given is None else given.detach().to("cpu", torch.float64)
 
 
-def _scaled(kernel: Kernel) -> Kernel:
-    """The kernel that makes the loss's gradient, times the one that was given."""
-
-    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        scale, (one,) = _LOSS_GRADIENT.get(), kernel(tensors)
-        return (one if scale is None else one * scale.to(one.device, one.dtype),)
-
-    return run
+def _scaled(one: Tensor) -> Tensor:
+    """The loss's gradient, which is one, times the one that was given."""
+    scale = _LOSS_GRADIENT.get()
+    return one if scale is None else one * scale.to(one.device, one.dtype)
 
 
 # --- binding -----------------------------------------------------------------------------------------------------------
@@ -166,61 +166,101 @@ def bind(schedule: Schedule, backend: Backend, device: torch.device, *, dropout:
         in_place: whether operators may write over what they read last (see ``fusion``), and into buffers.
     """
     tail = Tail() if backend.traced else loss_tail(schedule)
-    binding = _Binding(schedule, backend, device, dropout, in_place, tail)
-    actions = [(index, item, BIND[item.kind](binding, index, item)) for index, item in enumerate(schedule.instructions)]
-    bound = [(index, item, action) for index, item, action in actions if action is not None]
+    places = range(len(schedule.instructions))
+    half = [item.half for item in schedule.instructions]
+    punctual = [index for index in places if index not in tail.places]
     freed = {name for item in schedule.instructions if item.kind == "free" and item.half == "forward" for name in item.reads}
-    late = Late(tuple(action for index, _, action in bound if index in tail.places), tail.values, tail.values & freed)
-    punctual = [(item, action) for index, item, action in bound if index not in tail.places]
-    forward, backward = (tuple(action for item, action in punctual if item.half == phase) for phase in ("forward", "backward"))
-    several = schedule.graph.microbatches > 1
-    repeated = tuple(action for _, item, action in bound if several and item.half == "backward" and not item.microbatch)
-    return Executable(schedule, backend, forward, backward, repeated, late)
+    repeated = [index for index in places if half[index] == "backward" and not schedule.instructions[index].microbatch]
+
+    binding = _Binding(schedule, backend, device, dropout, in_place, tail)
+    forward = binding.segment("forward", [index for index in punctual if half[index] == "forward"])
+    late = Late(binding.segment("late", tail.places), tail.values, tail.values & freed) if tail.places else Late()
+    backward = binding.segment("backward", [index for index in punctual if half[index] == "backward"])
+    again = binding.segment("repeated", repeated if schedule.graph.microbatches > 1 else [])
+    return Executable(schedule, backend, forward, backward, again, late)
 
 
 class _Binding:
-    """Instructions become actions, in order: a start must know which calls are under way."""
+    """Instructions become statements, in order: a start must know which calls are under way."""
 
     def __init__(self, schedule: Schedule, backend: Backend, device: torch.device, dropout: bool, in_place: bool, tail: Tail) -> None:
         self.schedule, self.backend, self.device, self.dropout, self.in_place = schedule, backend, device, dropout, in_place
         self.pairs, self.tail = pairs_of(schedule, in_place), tail
+        self.buffer_writes = find_buffer_writes(schedule) if in_place else {}
         self.done = {pair.addition for pair in self.pairs.values()}
         self.unmade = {schedule.instructions[index].writes[0] for index in self.pairs}
         self.maker = {value: item.of for item in schedule.instructions if item.kind == "run" for value in item.writes}
         read = {value: index for index, item in enumerate(schedule.instructions) if item.kind != "free" for value in item.reads}
         freed = {value for item in schedule.instructions if item.kind == "free" for value in item.reads}
         self.ending = {value: index for value, index in read.items() if value in freed}
-        self.calls: dict[str, Call] = {}
-        self.bringing: dict[str, Call] = {}
+        self.calls, self.in_flight = self.bind_calls()
 
-    def run(self, index: int, item: Instruction) -> Action | None:
+    def bind_calls(self) -> tuple[Mapping[str, Call], Mapping[str, frozenset[str]]]:
+        """The collectives by id, and what each reads that is in flight when it starts."""
+        calls, bringing, in_flight = dict[str, Call](), dict[str, Call](), dict[str, frozenset[str]]()
+        for index, item in enumerate(self.schedule.instructions):
+            if item.kind == "start":
+                in_flight[item.of] = frozenset(value for value in item.reads if value in bringing)
+                earlier = dict.fromkeys(bringing[value] for value in item.reads if value in bringing)
+                last = frozenset(value for value in item.reads if self.ending.get(value) == index)
+                planned = self.schedule.collectives[item.of]
+                if item.over is not None and not self.may_write(item.over):
+                    planned = replace(planned, in_place=False)
+                call = calls[item.of] = Call(planned, self.backend, tuple(earlier), last)
+                bringing.update(dict.fromkeys(item.writes, call))
+            elif item.kind == "wait":
+                for value in item.writes:
+                    del bringing[value]
+        return calls, in_flight
+
+    def segment(self, name: str, places: Sequence[int]) -> Segment:
+        """The instructions at these places as one function."""
+        code = Code(len(self.backend.ranks))
+        for index in places:
+            item = self.schedule.instructions[index]
+            WRITE[item.kind](self, code, index, item)
+        return code.segment(name)
+
+    def run(self, code: Code, index: int, item: Instruction) -> None:
         if index in self.done:
-            return None
+            return
         operation, reads, writes = self.schedule.operations[item.of], item.reads, item.writes
         if operation.strategy.inner:
-            return _with_collectives(operation, item, self.arguments(operation), self.backend)
+            _write_with_collectives(code, operation, item, self.arguments(operation), self.backend)
+            return
         pair = self.pairs.get(index)
         if pair is not None:
             other = self.schedule.instructions[pair.addition]
             addend = other.reads[pair.addend]
-            shapes = [(self.shapes(reads, rank), self.shapes([addend], rank)[0]) for rank in self.backend.ranks]
-            kernels = [bind_pair(pair, operation.op, *both) for both in shapes]
             reads, writes = (*reads, addend), other.writes
-        else:
-            given = zip(self.backend.ranks, self.arguments(operation), strict=True)
-            kernels = [self.kernel(item, operation, args, kwargs, rank) for rank, (args, kwargs) in given]
+        arguments = self.arguments(operation)
+        for place, rank in enumerate(self.backend.ranks):
+            given, told = [code.read(value, place) for value in reads], None
+            if pair is not None:
+                expression = write_pair(code, pair, operation.op, self.shapes(item.reads, rank), self.shapes([addend], rank)[0], given)
+            elif index in self.buffer_writes and operation.op.target == BATCH_NORM:
+                expression = write_call(code, batch_norm_in_place, *arguments[place], given)
+            elif index in self.buffer_writes:
+                (buffer,) = self.buffer_writes[index].values()
+                expression = write_in_place(code, operation.op, item.reads.index(buffer), *arguments[place], given)
+            elif item.over and self.may_write(item.over):
+                expression = write_in_place(code, operation.op, item.reads.index(item.over), *arguments[place], given)
+            else:
+                shapes = self.shapes(reads, rank)
+                function, (args, kwargs) = self.function(operation.op.target), arguments[place]
+                marked = mark_whole(operation.op, self.schedule.graph, args, shapes)
+                told = write_check(code, operation.op, self.schedule.graph, marked, given, self.backend.traced)
+                expression = write_operator(code, operation.op, function, marked, kwargs, shapes, given)
             if item.of == self.schedule.graph.loss_gradient:
-                kernels = list(map(_scaled, kernels))
-        return _on_each(kernels, reads, writes)
+                expression = f"{code.object(_scaled)}({expression})"
+            op = operation.op if pair is None else self.schedule.operations[other.of].op
+            assign(code, op, [code.write(value, place) for value in writes], expression, told)
 
-    def kernel(self, item: Instruction, operation: Operation, args: list[Any], kwargs: dict[str, Any], rank: int) -> Kernel:
-        target = operation.op.target if self.in_place else AS_A_RESULT.get(operation.op.target, operation.op.target)
-        if item.over and self.may_write(item.over):
-            return bind_in_place(operation.op, item.reads.index(item.over), args, kwargs)
+    def function(self, target: str) -> Callable[..., Any]:
+        """What runs for an operator."""
+        target = target if self.in_place else AS_A_RESULT.get(target, target)
         find = find_function if self.dropout and not self.backend.traced else find_operator  # who counts memory counts by operators
-        function = find(target) if self.dropout else STILL.get(target) or find(target)
-        kernel = bind_kernel(operation.op, function, args, kwargs, self.shapes(item.reads, rank))
-        return check_indices(kernel, operation.op, self.schedule.graph, self.backend.traced)
+        return find(target) if self.dropout else STILL.get(target) or find(target)
 
     def may_write(self, value: str) -> bool:
         """Whether a value that nobody needs any more is written over, as planned: not in a trace, nor if torch may have made a view."""
@@ -241,114 +281,86 @@ class _Binding:
     def shapes(self, values: Sequence[str], rank: int) -> list[tuple[int, ...]]:
         return [own_shape(self.schedule, value, rank) for value in values]
 
-    def start(self, index: int, item: Instruction) -> Action:
-        earlier = dict.fromkeys(self.bringing[value] for value in item.reads if value in self.bringing)
-        last = frozenset(value for value in item.reads if self.ending.get(value) == index)
-        planned = self.schedule.collectives[item.of]
-        if item.over is not None and not self.may_write(item.over):
-            planned = replace(planned, in_place=False)
-        call = self.calls[item.of] = Call(planned, self.backend, tuple(earlier), last)
-        self.bringing.update(dict.fromkeys(item.writes, call))
-        return call.start
+    def start(self, code: Code, index: int, item: Instruction) -> None:
+        """The call holds what it reads alone, where nobody reads that after it."""
+        call, there = self.calls[item.of], [value for value in item.reads if value not in self.in_flight[item.of]]
+        code.add(f"given = {_write_values(code, there)}")
+        if not call.earlier:
+            for value in call.last:
+                code.add(" = ".join([*(code.write(value, place) for place in range(code.hosted)), code.object(GONE)]))
+        code.add(f"{code.object(call.start)}(given, flights, observed)")
+        code.add("del given")
 
-    def wait(self, index: int, item: Instruction) -> Action:
-        for value in item.writes:
-            del self.bringing[value]
-        return self.calls[item.of].finish
+    def wait(self, code: Code, index: int, item: Instruction) -> None:
+        code.add(f"came = [{', '.join(['{}'] * code.hosted)}]")
+        code.add(f"{code.object(self.calls[item.of].finish)}(came, flights, observed)")
+        for place in range(code.hosted):
+            for value in item.writes:
+                code.add(f"{code.write(value, place)} = came[{place}][{value!r}]")
+        code.add("del came")
 
-    def slice(self, index: int, item: Instruction) -> Action:
+    def slice(self, code: Code, index: int, item: Instruction) -> None:
         (source,), (target,), part, mesh = item.reads, item.writes, self.schedule.cuts[item.writes[0]].part, self.backend.mesh
-        if part is None:
-            return _on_each([lambda tensors: tensors] * len(self.backend.ranks), (source,), (target,))
-        own = [(part.on(mesh.sizes, mesh.coordinates(rank)), mesh.index(rank, part.step.axes)) for rank in self.backend.ranks]
-        return _on_each([CUT[part.step.kind](*both) for both in own], (source,), (target,))
+        for place, rank in enumerate(self.backend.ranks):
+            expression = code.read(source, place)
+            if part is not None:
+                cut = CUT[part.step.kind](part.on(mesh.sizes, mesh.coordinates(rank)), mesh.index(rank, part.step.axes))
+                expression = f"{code.object(cut)}({expression})"
+            code.add(f"{code.write(target, place)} = {expression}")
 
-    def add(self, index: int, item: Instruction) -> Action:
+    def add(self, code: Code, index: int, item: Instruction) -> None:
         """In place, but for a trace: a graph writes over nothing that it was given."""
-        (value,), (total,), in_place = item.reads, item.writes, self.in_place
+        (value,), (total,) = item.reads, item.writes
+        for place in range(code.hosted):
+            old, more = code.read(total, place), code.read(value, place)
+            code.add(f"{code.write(total, place)} = {f'{old}.add_({more})' if self.in_place else f'{old} + {more}'}")
 
-        def add(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
-            for held in ranks:
-                held[total] = held[total].add_(held[value]) if in_place else held[total] + held[value]
-
-        return add
-
-    def free(self, index: int, item: Instruction) -> Action | None:
+    def free(self, code: Code, index: int, item: Instruction) -> None:
         late = self.tail.values if item.half == "forward" else frozenset()
-        names = tuple(name for name in item.reads if name not in self.unmade and name not in late)
-
-        def free(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
-            for held in ranks:
-                for name in names:
-                    del held[name]
-
-        return free if names else None
+        code.free([name for name in item.reads if name not in self.unmade and name not in late])
 
 
-BIND: Mapping[str, Callable[[_Binding, int, Instruction], Action | None]] = {
+WRITE: Mapping[str, Callable[[_Binding, Code, int, Instruction], None]] = {
     "run": _Binding.run, "start": _Binding.start, "wait": _Binding.wait, "slice": _Binding.slice, "add": _Binding.add,
     "free": _Binding.free,
 }  # fmt: skip
-"""By kind of instruction: its action, none where there is nothing left to do."""
+"""By kind of instruction: writes its statements."""
 
 
-def _on_each(kernels: Sequence[Kernel], reads: Sequence[str], writes: Sequence[str]) -> Action:
-    """A kernel for each hosted rank."""
-    if len(kernels) == 1:
-        return _on_one(kernels[0], reads, writes)
-
-    def run(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
-        for kernel, held in zip(kernels, ranks, strict=True):
-            held.update(zip(writes, kernel([held[name] for name in reads]), strict=True))
-
-    return run
-
-
-def _on_one(kernel: Kernel, reads: Sequence[str], writes: Sequence[str]) -> Action:
-    if len(writes) == 1:
-        (write,) = writes
-
-        def run_one(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
-            held = ranks[0]
-            held[write] = kernel([held[name] for name in reads])[0]
-
-        return run_one
-
-    def run(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
-        held = ranks[0]
-        held.update(zip(writes, kernel([held[name] for name in reads]), strict=True))
-
-    return run
+def _write_values(code: Code, values: Sequence[str]) -> str:
+    """Values of each hosted rank by name."""
+    ranks = (", ".join(f"{value!r}: {code.read(value, place)}" for value in values) for place in range(code.hosted))
+    return "[" + ", ".join(f"{{{items}}}" for items in ranks) + "]"
 
 
 # --- local steps -------------------------------------------------------------------------------------------------------
 
 
-def _slicing(part: Part, index: int) -> Kernel:
+def _slicing(part: Part, index: int) -> Callable[[Tensor], Tensor]:
     (dim,), shapes = part.step.dims, part.shapes
-    return lambda tensors: (sliced(tensors[0], shapes, dim, index).clone(memory_format=torch.contiguous_format),)
+    return lambda tensor: sliced(tensor, shapes, dim, index).clone(memory_format=torch.contiguous_format)
 
 
-def _masking(part: Part, index: int) -> Kernel:
+def _masking(part: Part, index: int) -> Callable[[Tensor], Tensor]:
     shapes = part.shapes
 
-    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        kept = fitted(tensors[0], shapes.target, shapes)
-        return (torch.zeros_like(kept) if index else kept.clone(memory_format=torch.contiguous_format),)
+    def run(tensor: Tensor) -> Tensor:
+        kept = fitted(tensor, shapes.target, shapes)
+        return torch.zeros_like(kept) if index else kept.clone(memory_format=torch.contiguous_format)
 
     return run
 
 
-CUT: Mapping[str, Callable[[Part, int], Kernel]] = {"slice": _slicing, "mask": _masking}
+CUT: Mapping[str, Callable[[Part, int], Callable[[Tensor], Tensor]]] = {"slice": _slicing, "mask": _masking}
 """The local steps of reshards: (the step on this rank, the rank's index in the group) -> what it does."""
 
 
 # --- operators with collectives inside ---------------------------------------------------------------------------------
 
 
-def _with_collectives(
-    operation: Operation, item: Instruction, arguments: Sequence[tuple[list[Any], dict[str, Any]]], backend: Backend
-) -> Action:  # fmt: skip
+def _write_with_collectives(
+    code: Code, operation: Operation, item: Instruction, arguments: Sequence[tuple[list[Any], dict[str, Any]]], backend: Backend
+) -> None:  # fmt: skip
     """Runs the ranks' bodies side by side; each yields a collective and its tensor, and is sent what the collective gives it."""
     op, strategy, mesh = operation.op, operation.strategy, backend.mesh
     asked = dict.fromkeys((item.kind, item.axes, item.reduction) for item in strategy.inner)
@@ -362,10 +374,9 @@ def _with_collectives(
             observed.append(Observed(inner.kind, exchange.axes, item.phase, bytes_sent, op.inputs[0], item.of))
         return exchange_now(backend, exchange, tensors) if inner.beside is None else exchange_beside(backend, exchange, tensors)
 
-    def run(ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
+    def run(observed: list[Observed] | None, *given: Sequence[Tensor]) -> list[list[Tensor]]:
         bodies = []
-        for (args, kwargs), held in zip(arguments, ranks, strict=True):
-            tensors = [held[name] for name in item.reads]
+        for (args, kwargs), tensors in zip(arguments, given, strict=True):
             bodies.append(body(op, strategy, mesh.sizes, with_tensors(args, tensors), with_tensors(kwargs, tensors)))
         answers: list[Answer | None] = [None] * len(bodies)
         while True:
@@ -377,12 +388,13 @@ def _with_collectives(
                     results.append(stop.value)
             if results:
                 assert not requests, f"the ranks' bodies of {op.name} differ in their collectives"
-                break
+                return [named_results(op, result) for result in results]
             answers = list(answer(requests, observed))
-        for held, result in zip(ranks, results, strict=True):
-            held.update(zip(item.writes, named_results(op, result), strict=True))
 
-    return run
+    hosted = range(code.hosted)
+    given = [f"({''.join(f'{code.read(value, place)}, ' for value in item.reads)})" for place in hosted]
+    made = [f"[{', '.join(code.write(value, place) for value in item.writes)}]" for place in hosted]
+    code.add(f"[{', '.join(made)}] = {code.object(run)}(observed, {', '.join(given)})")
 
 
 def groups_needed(schedule: Schedule) -> tuple[tuple[SubAxis, ...], ...]:

@@ -17,7 +17,8 @@ from torch.nn.functional import linear
 
 from autopar.graph import Op, Ref
 from autopar.rules import out_variant
-from autopar.runtime.kernels import Kernel, Product, Shapes, bind_arguments, find_product
+from autopar.runtime.code import Code
+from autopar.runtime.kernels import Product, Shapes, find_product, write_call
 from autopar.runtime.operators import find_function, find_operator, registered
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.storages import needed
@@ -163,29 +164,34 @@ def _size(shape: Sequence[int]) -> int:
     return int(torch.Size(shape).numel())
 
 
-def bind_pair(pair: Pair, op: Op, shapes: Shapes, addend: Sequence[int]) -> Kernel:
-    """The kernel of a pair: reads the contraction's inputs, then the addend; writes what the addition writes.
+def write_pair(code: Code, pair: Pair, op: Op, shapes: Shapes, addend: Sequence[int], reads: Sequence[str]) -> str:
+    """The expression of a pair, which gives what the addition writes.
 
     Args:
         op: the contraction.
         shapes: local shapes of its inputs; ``addend``: that of the other tensor.
+        reads: the variables of the contraction's inputs, then of the addend.
     """
     product = find_product(op, shapes)
     assert product is not None
+    other = reads[2]
+    if len(addend) == 1 and product.turned == (False, True) and product.takes_rows(shapes):
+        return f"{code.object(linear)}({reads[product.left]}, {reads[product.right]}, {other})"
     flat = product.flat_shape if tuple(addend) == product.shape else (product.flat_shape[1],)
-    left, right = product.left, product.right
-    rows = (*product.shape[:-1], product.left_shape[1])
-    if len(addend) == 1 and product.turned == (False, True) and shapes[right] == product.right_shape and shapes[left] == rows:
-        return lambda tensors: (linear(tensors[left], tensors[right], tensors[2]),)
+    left, right = product.write_matrices(shapes, reads)
+    if pair.in_place:
+        return f"{code.object(_add_product)}({other}, {flat}, {left}, {right})"
+    flattened = other if tuple(addend) == flat else f"{other}.reshape({flat})"
+    made = f"{code.object(torch.addmm)}({flattened}, {left}, {right})"
+    return made if product.flat_shape == product.shape else f"{made}.view({product.shape})"
 
-    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        other = tensors[2]
-        if pair.in_place and other.is_contiguous():
-            other.view(flat).addmm_(*product.matrices(tensors))
-            return (other,)
-        return (torch.addmm(other.reshape(flat), *product.matrices(tensors)).view(product.shape),)
 
-    return run
+def _add_product(other: Tensor, flat: tuple[int, ...], left: Tensor, right: Tensor) -> Tensor:
+    """The product added to a tensor where it lies, if it is one run of memory."""
+    if other.is_contiguous():
+        other.view(flat).addmm_(left, right)
+        return other
+    return torch.addmm(other.reshape(flat), left, right).view(other.shape)
 
 
 # --- in place ----------------------------------------------------------------------------------------------------------
@@ -199,13 +205,7 @@ def makes_memory(op: Op) -> bool:
     return schema is not None and all(item.alias_info is None for item in schema.returns)
 
 
-def bind_in_place(op: Op, position: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Kernel:
-    """The kernel of a pointwise operator that writes over its read at ``position``."""
+def write_in_place(code: Code, op: Op, position: int, args: Sequence[Any], kwargs: Mapping[str, Any], reads: Sequence[str]) -> str:
+    """The expression of a pointwise operator that writes over its read at ``position``."""
     target, keyword = out_variant(op)
-    function, arguments = find_function(target), bind_arguments(args, kwargs)
-
-    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        given, named = arguments(tensors)
-        return (function(*given, **named, **{keyword: tensors[position]}),)
-
-    return run
+    return write_call(code, find_function(target), args, {**kwargs, keyword: Ref(position)}, reads)

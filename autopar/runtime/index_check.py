@@ -6,17 +6,20 @@ an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from autopar.dialect.library import WHOLE
+from autopar.dialect.lookup import OFFSETS
 from autopar.errors import UsageError
 from autopar.graph import Graph, Op
 from autopar.rules import count_entries, ignored_number, looked_up
-from autopar.runtime.kernels import Kernel
+from autopar.runtime.code import Code, Told
+from autopar.runtime.whole_operands import of_class_weights
 from autopar.torch_compat import assert_later
 
 BEYOND = "an index is out of range"
@@ -28,28 +31,33 @@ class OutOfReachError(UsageError, IndexError):
     """A row, or a class, that is not there: an IndexError too, as torch's own."""
 
 
-def check_indices(kernel: Kernel, op: Op, graph: Graph, traced: bool) -> Kernel:
-    """The kernel, which raises OutOfReachError where it looks up what the whole table does not have; on a GPU, where nobody waits for the
-    answer, and in a traced program an assertion fails, as torch's own does. The kernel itself for other operators.
+def write_check(
+    code: Code, op: Op, graph: Graph, args: Sequence[Any], reads: Sequence[str], traced: bool
+) -> Told | None:  # fmt: skip
+    """Writes what raises OutOfReachError where an operator looks up what the whole table does not have.
+
+    Of a rank that holds the whole table torch's own kernel checks: what tells of its error in our words is returned. On a GPU, where nobody
+    waits for the answer, and in a traced program an assertion fails, as torch's own does.
+
+    Args:
+        args: the operator's arguments on this rank.
+        reads: the variables of its inputs.
     """
     lookup = looked_up(op)
-    if lookup is None or not lookup.entries or op.phase == "backward" or _of_class_weights(op, graph):
-        return kernel
-    called, size, ignored = lookup.entries, count_entries(op, graph.tensors), ignored_number(op)
-    where = op.location or op.module or op.name
+    if lookup is None or not lookup.entries or op.phase == "backward" or of_class_weights(op, graph):
+        return None
+    where, indices = op.location or op.module or op.name, reads[1]
+    size, ignored, called = count_entries(op, graph.tensors), ignored_number(op), lookup.entries
+    check = partial(_check, size=size, ignored=ignored, called=called, where=where, traced=traced)
+    if traced or args[OFFSETS[op.target]] != WHOLE:
+        code.add(f"{code.object(check)}({indices})")
+        return None
 
-    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        _check(tensors[1], size, ignored, called, where, traced or tensors[1].device.type != "cpu")
-        return kernel(tensors)
+    def told(error: Exception, variables: Mapping[str, Any]) -> None:
+        if variables[indices].device.type == "cpu":
+            check(variables[indices])
 
-    return run
-
-
-def _of_class_weights(op: Op, graph: Graph) -> bool:
-    """Whether it looks up the weights of classes that a loss looks up itself: a class that the loss ignores has none."""
-    maker, losses = graph.producer.get(op.inputs[0]), (other for other in graph.ops if ignored_number(other) is not None)
-    unsqueezed = maker is not None and maker.target.startswith("aten.unsqueeze")
-    return ignored_number(op) is None and unsqueezed and any(other.inputs[1] == op.inputs[1] for other in losses)
+    return told
 
 
 @contextmanager
@@ -64,7 +72,8 @@ def raise_index_errors() -> Iterator[None]:
         raise
 
 
-def _check(indices: Tensor, size: int, ignored: Any, called: str, where: str, later: bool) -> None:
+def _check(indices: torch.Tensor, size: int, ignored: Any, called: str, where: str, traced: bool) -> None:
+    later = traced or indices.device.type != "cpu"
     if not later:
         if not indices.numel():
             return

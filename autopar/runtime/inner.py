@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from autopar.dialect.library import wide_dtype
 from autopar.graph import Op
 from autopar.rules import way_of
 from autopar.runtime.sequences import (
@@ -64,7 +65,7 @@ Statistics = Generator[tuple[Tensor, str], Tensor, Any]
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return tensor.to(wide_dtype(tensor.dtype))
 
 
 def _top(wide: Tensor, dim: int) -> Generator[tuple[Tensor, str], Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""One operator on one rank, bound once and called every step: local tensors in, local tensors out.
+"""One operator on one rank, as an expression of the straight-line code that runs it.
 
 What can be settled before the first step is settled here: which function runs, where its tensors go among the arguments, and for a
 contraction the shapes of the two matrices it multiplies, so that a step pays for neither ``einsum`` nor the dispatch of a custom operator.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from torch.nn.functional import linear
 
 from autopar.dialect.contraction import parse
 from autopar.graph import Op, Ref
-from autopar.runtime.operators import named_results, with_tensors
+from autopar.runtime.code import Code, Told
+from autopar.runtime.operators import named_results, registered
 
 Kernel = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """The local tensors that are read, in order -> those that are written, in order."""
@@ -25,54 +27,77 @@ Shapes = Sequence[Sequence[int]]
 
 
 def bind_kernel(op: Op, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Shapes) -> Kernel:
-    """The operator as a kernel.
+    """The operator alone, as a function.
 
     Args:
         function: the operator that the target names, or what runs in its place.
         args, kwargs: its arguments on this rank, ``Ref`` in place of tensors.
         shapes: local shapes of its inputs.
     """
-    product = find_product(op, shapes)
-    if product is not None:
-        return product.kernel(shapes)
-    arguments, count = bind_arguments(args, kwargs), len(op.outputs)
+    code = Code(1)
+    reads = [str(index) for index in range(len(op.inputs))]
+    writes = [f"out {index}" for index in range(len(op.outputs))]
+    expression = write_operator(code, op, function, args, kwargs, shapes, [code.read(name) for name in reads])
+    assign(code, op, [code.write(name) for name in writes], expression)
+    segment = code.segment("kernel")
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        given, named = arguments(tensors)
-        result = function(*given, **named)
-        if isinstance(result, Tensor) and count == 1:
-            return (result,)
-        plain = isinstance(result, tuple) and len(result) == count and all(isinstance(item, Tensor) for item in result)
-        return result if plain else named_results(op, result)
+        values = dict(zip(reads, tensors, strict=True))
+        segment([values], {}, None)
+        return [values[name] for name in writes]
 
     return run
 
 
-def bind_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Sequence[Tensor]], tuple[Sequence[Any], Mapping[str, Any]]]:
-    """The tensors that are read -> the call's arguments, those that hold none made once."""
-    places = [(place, item.index) for place, item in enumerate(args) if isinstance(item, Ref)]
-    nested = [(place, item) for place, item in enumerate(args) if not isinstance(item, Ref) and _holds_tensors(item)]
-    named = {name: item for name, item in kwargs.items() if _holds_tensors(item)}
+def write_operator(
+    code: Code, op: Op, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Shapes, reads: Sequence[str]
+) -> str:  # fmt: skip
+    """The expression of an operator.
 
-    if not nested and not named and places == [(place, place) for place in range(len(places))]:
-        rest = tuple(args[len(places) :])
-        return lambda tensors: ((*tensors, *rest), kwargs)
+    Args:
+        function, args, kwargs, shapes: as of ``bind_kernel``.
+        reads: the variables of its inputs.
+    """
+    product = find_product(op, shapes)
+    return write_call(code, function, args, kwargs, reads) if product is None else product.write(code, shapes, reads)
 
-    def fill(tensors: Sequence[Tensor]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        given = list(args)
-        for place, index in places:
-            given[place] = tensors[index]
-        for place, item in nested:
-            given[place] = with_tensors(item, tensors)
-        return given, kwargs if not named else {**kwargs, **with_tensors(named, tensors)}
 
-    return fill
+def write_call(code: Code, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], reads: Sequence[str]) -> str:
+    """A call with tensors put in for each ``Ref``."""
+    given = [_argument(code, item, reads) for item in args]
+    given += [f"{name}={_argument(code, item, reads)}" for name, item in kwargs.items()]
+    return f"{code.object(function)}({', '.join(given)})"
+
+
+def _argument(code: Code, argument: Any, reads: Sequence[str]) -> str:
+    if isinstance(argument, Ref):
+        return reads[argument.index]
+    if not _holds_tensors(argument):
+        return code.object(argument)
+    if isinstance(argument, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_argument(code, item, reads)}" for key, item in argument.items()) + "}"
+    return "[" + ", ".join(_argument(code, item, reads) for item in argument) + "]"
 
 
 def _holds_tensors(argument: Any) -> bool:
     if isinstance(argument, Mapping):
         return any(map(_holds_tensors, argument.values()))
     return isinstance(argument, Ref) or (isinstance(argument, (list, tuple)) and any(map(_holds_tensors, argument)))
+
+
+def assign(code: Code, op: Op, writes: Sequence[str], expression: str, told: Told | None = None) -> None:
+    """Assigns an operator's results to variables."""
+    if not _gives_its_outputs(op):
+        expression = f"{code.object(partial(named_results, op))}({expression})"
+        code.add(f"[{', '.join(writes)}] = {expression}", told)
+    else:
+        code.add(f"{', '.join(writes)} = {expression}", told)
+
+
+def _gives_its_outputs(op: Op) -> bool:
+    """Whether what is called gives the tensors that the graph names, by torch's schema: one, or a tuple of all of them."""
+    schema = getattr(registered(op.target), "_schema", None)
+    return schema is not None and bool(op.outputs) and [str(item.type) for item in schema.returns] == ["Tensor"] * len(op.outputs)
 
 
 # --- contractions as products of two matrices --------------------------------------------------------------------------
@@ -96,37 +121,35 @@ class Product:
     turned: tuple[bool, bool]
     shape: tuple[int, ...]
 
-    def matrices(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Both matrices, as views where memory allows."""
-        left, right = _shaped(tensors[self.left], self.left_shape), _shaped(tensors[self.right], self.right_shape)
-        return left.t() if self.turned[0] else left, right.t() if self.turned[1] else right
-
     @property
     def flat_shape(self) -> tuple[int, int]:
         """Of the result as a matrix."""
         return self.left_shape[self.turned[0]], self.right_shape[not self.turned[1]]
 
-    def kernel(self, shapes: Shapes) -> Kernel:
-        """The contraction, in as few calls as torch allows.
+    def write(self, code: Code, shapes: Shapes, reads: Sequence[str]) -> str:
+        """The contraction's expression, in as few calls as torch allows.
 
         Args:
             shapes: of its inputs; what ``matmul`` and ``linear`` take as it is need not be reshaped nor transposed by itself.
         """
-        left, right = self.left, self.right
-        if self.turned[0] or tuple(shapes[right]) != self.right_shape or tuple(shapes[left]) != (*self.shape[:-1], self.left_shape[1]):
-            return self.multiply
-        if self.turned[1]:
-            return lambda tensors: (linear(tensors[left], tensors[right]),)
-        return lambda tensors: (torch.matmul(tensors[left], tensors[right]),)
+        left, right = reads[self.left], reads[self.right]
+        if self.turned[0] or not self.takes_rows(shapes):
+            made = f"{code.object(torch.mm)}({', '.join(self.write_matrices(shapes, reads))})"
+            return made if self.flat_shape == self.shape else f"{made}.view({self.shape})"
+        return f"{code.object(linear if self.turned[1] else torch.matmul)}({left}, {right})"
 
-    def multiply(self, tensors: Sequence[Tensor]) -> tuple[Tensor]:
-        """The contraction of tensors of whatever shapes."""
-        return (_shaped(torch.mm(*self.matrices(tensors)), self.shape),)
+    def takes_rows(self, shapes: Shapes) -> bool:
+        """Whether the right input is a matrix, and the left one has its rows in the dims of the result."""
+        rows = (*self.shape[:-1], self.left_shape[not self.turned[0]])
+        return tuple(shapes[self.right]) == self.right_shape and tuple(shapes[self.left]) == rows
 
-
-def _shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``reshape``, of which most matrices have no need: asking is ten times cheaper than the operator."""
-    return tensor if tensor.shape == shape else tensor.reshape(shape)
+    def write_matrices(self, shapes: Shapes, reads: Sequence[str]) -> tuple[str, str]:
+        """The expressions of both matrices, views where memory allows."""
+        left, right = (
+            reads[index] if tuple(shapes[index]) == shape else f"{reads[index]}.reshape({shape})"
+            for index, shape in ((self.left, self.left_shape), (self.right, self.right_shape))
+        )
+        return f"{left}.t()" if self.turned[0] else left, f"{right}.t()" if self.turned[1] else right
 
 
 def find_product(op: Op, shapes: Shapes) -> Product | None:

@@ -22,13 +22,14 @@ from autopar.runtime.agreement import everyones, hash_of
 from autopar.runtime.collectives import Observed
 from autopar.runtime.data import LocalBatches, LocalIndices, rows_of
 from autopar.runtime.forward_attributes import leave, put_back
+from autopar.runtime.held_weights import HeldWeights
 from autopar.runtime.parts import keep_within, told_of_weights
 from autopar.runtime.programs import Programs, input_of
 from autopar.runtime.states import OwnStates
 from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
-from autopar.torch_compat import WithinReplicas, local_of, spec_of, transforms_run
+from autopar.torch_compat import WithinReplicas, transforms_run
 
 OTHER_CALLS = 0x9E3779B9
 """How far calls without gradients are apart in what they draw, beyond any number of training steps; odd, since CPUs' generators take the
@@ -56,12 +57,10 @@ class ShardedModule(WithinReplicas, OwnStates):
             within ``torch.utils.checkpoint`` has to, each further one something else.
     """
 
-    _children: list[tuple[str, nn.Module, str, nn.Module]]
     dropout_seed: int | None
     dropout_step: int
     other_calls: int
-    _owners: dict[str, tuple[nn.Module, str]]
-    _laid: dict[str, Any]
+    _weights: HeldWeights
     _compared: bool
     _left: tuple[str, ...]
     _seeded: int
@@ -77,8 +76,7 @@ class ShardedModule(WithinReplicas, OwnStates):
             if path:
                 keep_within(path, part)
         self._observed: list[Observed] | None = None
-        children = [(path, part, name, child) for path, part in self.named_modules() for name, child in part.named_children()]
-        self.__dict__.update(_children=children, _owners={}, _laid={}, _compared=False, _left=())
+        self.__dict__.update(_weights=HeldWeights(self), _compared=False, _left=())
         self.training = tree.training
         self.adopt_states(programs)
 
@@ -103,43 +101,28 @@ class ShardedModule(WithinReplicas, OwnStates):
         if not self._compared:
             self._agree(step, tensors)
         graph = step.graph
-        held = self._held(item.name for item in graph.inputs if item.kind in ("parameter", "buffer"))
-        self._check_laid(step, held)
         differentiates = graph.mode == "train" and torch.is_grad_enabled()
-        locals_: dict[str, torch.Tensor] = {}
-        owners: dict[str, torch.Tensor] = {}
-        trained: list[tuple[str, torch.Tensor]] = []
+        entered = self._weights.enter(step, differentiates=differentiates)
+        locals_, owners, trained = entered.locals, entered.owners, entered.trained
         global_inputs: set[str] = set()
         local_inputs: set[str] = set()
         cut: dict[str, tuple[GraphInput, torch.Tensor]] = {}
-        for item in graph.inputs:
-            if item.kind in ("parameter", "buffer"):
-                tensor = held[item.name]
-                locals_[item.tensor] = step.held(item, local_of(tensor))
-                if item.kind == "parameter":
-                    owners[item.tensor] = tensor
-                if tensor.requires_grad and item.tensor in step.gradients:
-                    trained.append((item.tensor, tensor))
-                elif tensor.requires_grad and item.kind == "parameter" and not item.trained and differentiates:
-                    hint = "let it require grad when the model is planned; requires_grad_(False) afterwards freezes it"
-                    raise UsageError(f"parameter {item.name} requires grad, the plan was made with it frozen", hint)
-            elif item.kind == "input":
-                tensor = input_of(tensors, item)
-                asked = tensor.requires_grad and torch.is_grad_enabled()
-                if asked and item.tensor not in step.gradients:
-                    hint = "plan the model with an input that requires grad, without microbatches, or detach it"
-                    raise UsageError(f"input {item.name} requires grad, the plan gives it no gradient", hint)
-                if item.tensor in graph.accumulation.cut:
-                    cut[item.tensor] = item, tensor
-                    continue
-                locals_[item.tensor] = step.enter(item, tensor)
-                owners[item.tensor] = tensor
-                if asked:
-                    trained.append((item.tensor, tensor))
-                    if not isinstance(tensor, DTensor):
-                        (global_inputs if step.inputs == "global" else local_inputs).add(item.tensor)
-            elif item.kind == "constant":
-                locals_[item.tensor] = step.constants[item.tensor]
+        for item in step.given:
+            tensor = input_of(tensors, item)
+            asked = tensor.requires_grad and torch.is_grad_enabled()
+            if asked and item.tensor not in step.gradients:
+                hint = "plan the model with an input that requires grad, without microbatches, or detach it"
+                raise UsageError(f"input {item.name} requires grad, the plan gives it no gradient", hint)
+            if item.tensor in graph.accumulation.cut:
+                cut[item.tensor] = item, tensor
+                continue
+            locals_[item.tensor] = step.enter(item, tensor)
+            owners[item.tensor] = tensor
+            if asked:
+                trained.append((item.tensor, tensor))
+                if not isinstance(tensor, DTensor):
+                    (global_inputs if step.inputs == "global" else local_inputs).add(item.tensor)
+        locals_.update(step.constants)
         trains = differentiates and bool(trained)
         made = step, locals_, owners, [name for name, _ in trained], global_inputs, local_inputs, self._draw(step, trains), self._observed
         call = Call(*made) if graph.microbatches == 1 else AccumulatedCall(*made, cut=step.enter_cut(cut))
@@ -149,55 +132,6 @@ class ShardedModule(WithinReplicas, OwnStates):
         by_name = dict(zip(call.names, outputs, strict=True))
         by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
         return step.call.result(by_name)
-
-    def _held(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Parameters and buffers by name.
-
-        Which submodule has them is looked up once: walking them all takes a good part of a millisecond a call. DistributedDataParallel
-        leaves a plain attribute in a parameter's place for the time of a call: the DTensor of its own.
-
-        Raises:
-            UsageError: a submodule or a weight is not there any more, or another one is.
-        """
-        for path, parent, name, child in self._children:
-            if (now := getattr(parent, name, None)) is not child:
-                its, gone = f"{path}.{name}" if path else name, "is no longer in the module"
-                what = gone if now is None else f"was replaced by another module ({type(now).__name__})"
-                message = f"{its} ({type(child).__name__}) {what}, the plan has it"
-                raise UsageError(message, "change the model before it is planned: what a compiled module runs is fixed")
-        found = {}
-        for name in names:
-            try:
-                if name not in self._owners:
-                    path, _, last = name.rpartition(".")
-                    self._owners[name] = self.get_submodule(path), last
-                found[name] = getattr(*self._owners[name])
-            except AttributeError:
-                message = f"{name} is no longer in the module, the plan has it"
-                raise UsageError(message, "change the model before it is planned: what a compiled module runs is fixed") from None
-        return found
-
-    def _check_laid(self, step: Step, held: dict[str, torch.Tensor]) -> None:
-        """Lays what is computed in a parameter's place (``parametrize``) as planned.
-
-        Raises:
-            UsageError: something was put in the place of a weight that is not laid as the plan has it, or what is tied was parted.
-        """
-        for item in step.graph.inputs:
-            if item.kind not in ("parameter", "buffer"):
-                continue
-            tensor = held[item.name]
-            laid = spec_of(tensor)
-            if laid is None or laid is not self._laid.get(item.name):
-                computed = isinstance(tensor, DTensor) and not isinstance(tensor, nn.Parameter) and item.kind == "parameter"
-                if computed and tensor.device_mesh == self.place.device_mesh:
-                    held[item.name] = tensor = step.laid(item, tensor)
-                step.check_laid(item, tensor)
-                self._laid[item.name] = spec_of(tensor)
-            for other, one in self._held(item.aliases).items() if item.aliases else ():
-                if one is not tensor:
-                    message = f"{item.name} and {other} are one {item.kind} in the plan, and two in the module now"
-                    raise UsageError(message, "keep them tied (write into the one there is), or untie them before the model is planned")
 
     def _agree(self, step: Step, tensors: Mapping[str, torch.Tensor]) -> None:
         """Takes the first rank's seed, and looks at what plain inputs of the first call hold: a loader that gives each rank rows of its own
@@ -222,7 +156,7 @@ class ShardedModule(WithinReplicas, OwnStates):
     def _check_values(self) -> None:
         """Raises UsageError: weights that nobody has given values, or written to, since they were made without any."""
         if self._empty:
-            held = self._held(self._empty)
+            held = self._weights.find_all(self._empty)
             self._empty = {name: made for name, made in self._empty.items() if made == _made(held[name]) or _no_number(held[name])}
         if self._empty:
             some = ", ".join(sorted(self._empty)[:3])

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.dialect.library import wide_dtype
+
 Exchanges = Generator[tuple[Tensor, str], Any, Any]
 """Yields a tensor and ``mirror`` or ``next``; is sent the other rank's, or, beside work, a function that waits for it."""
 Rows = Callable[[Tensor], Tensor]
@@ -132,7 +134,7 @@ def ring_attention(
 ) -> Exchanges:  # fmt: skip
     """Each rank's queries attend to the keys that are there, then to those of the rank before it, once around."""
     place, widths = _Place(parts, offset // q.shape[2], causal), [k.shape[3], v.shape[3]]
-    kv, dtype, wide = torch.cat([k, v], 3), q.dtype, torch.promote_types(q.dtype, torch.float32)
+    kv, dtype, wide = torch.cat([k, v], 3), q.dtype, wide_dtype(q.dtype)
     if causal:
         q = place.in_order(_first(q), (yield _second(q), "mirror"))
         kv = place.in_order(_first(kv), (yield _second(kv), "mirror"))
@@ -165,7 +167,7 @@ def ring_attention_backward(
     """As ``ring_attention``; the gradients of keys and values follow them a turn later, each rank adds its own, and they end at home."""
     backward = torch.ops.autopar.attention_backward.default
     place, widths = _Place(parts, offset // q.shape[2], causal), [k.shape[3], v.shape[3]]
-    kv, dtype, wide = torch.cat([k, v], 3), q.dtype, torch.promote_types(q.dtype, torch.float32)
+    kv, dtype, wide = torch.cat([k, v], 3), q.dtype, wide_dtype(q.dtype)
     if causal:
         traded = yield torch.cat([_second(grad), _second(q), _second(out)], 3), "mirror"
         came = traded.split([grad.shape[3], q.shape[3], out.shape[3]], 3)

@@ -7,6 +7,7 @@ in its parameter's spec. Autograd never sees a collective: through collectives i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,12 +20,13 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from autopar.dialect import random_step
 from autopar.dialect.library import STILL
 from autopar.errors import MismatchError, UsageError
-from autopar.graph import Graph, GraphInput
+from autopar.graph import Graph, GraphInput, GraphOutput
 from autopar.runtime.calls import CallTree
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.deferred_loss import Arrival, LateTensor
 from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable, Land, loss_gradient
+from autopar.runtime.fusion import makes_memory
 from autopar.runtime.placement import local_part, to_placements
 from autopar.runtime.weights import Place
 from autopar.sharding import Blocks, ShardingSpec
@@ -62,6 +64,44 @@ class Step:
         """The value of the gradient of each graph input that has one."""
         owners = self.graph.owners
         return {owners[output]: value for output, value in self.executable.schedule.outputs if output.kind == "gradient"}
+
+    @cached_property
+    def weights(self) -> tuple[tuple[GraphInput, bool], ...]:
+        """The parameters and buffers, and whether each has a gradient."""
+        return tuple((item, item.tensor in self.gradients) for item in self.graph.inputs if item.kind in ("parameter", "buffer"))
+
+    @cached_property
+    def weight_of(self) -> Mapping[str, GraphInput]:
+        """The parameters and buffers by name."""
+        return {item.name: item for item, _ in self.weights}
+
+    @cached_property
+    def given(self) -> tuple[GraphInput, ...]:
+        """The inputs of a call."""
+        return tuple(self.graph.of_kind("input"))
+
+    @cached_property
+    def leaving(self) -> tuple[tuple[GraphOutput, str], ...]:
+        """The outputs of a call, and the values that they are."""
+        return tuple((output, value) for output, value in self.executable.schedule.outputs if output.kind == "output")
+
+    @cached_property
+    def updates(self) -> tuple[tuple[str, str], ...]:
+        """The buffers that a call changes, by tensor name, and the values that they become."""
+        buffers = {item.name: item.tensor for item in self.graph.of_kind("buffer")}
+        return tuple((buffers[output.name], value) for output, value in self.executable.schedule.outputs if output.kind == "buffer")
+
+    @cached_property
+    def tangents(self) -> Mapping[str, GraphInput]:
+        """The gradients that backward takes, by the name of their output."""
+        return {item.name: item for item in self.graph.of_kind("tangent")}
+
+    @cached_property
+    def fresh(self) -> Set[str]:
+        """The gradients, of one input each, that an operator makes in memory of their own, or of what nobody reads after it."""
+        schedule, count = self.executable.schedule, Counter(self.gradients.values())
+        makers = {value: schedule.operations[item.of].op for item in schedule.instructions if item.kind == "run" for value in item.writes}
+        return {value for value in count if count[value] == 1 and value in makers and makes_memory(makers[value])}
 
     @cached_property
     def trained_into(self) -> Set[str]:
@@ -295,11 +335,8 @@ class Call:
         self.step, self.locals, self.owners, self.trained = step, locals_, owners, trained
         self.global_inputs, self.local_inputs = global_inputs, local_inputs
         self.number, self.observed = number, observed
-        graph, schedule = step.graph, step.executable.schedule
-        self.leaving = [(output, value) for output, value in schedule.outputs if output.kind == "output"]
+        self.leaving, self.tangents = step.leaving, step.tangents
         self.names = [output.name for output, _ in self.leaving]
-        self.tangents = {item.name: item for item in graph.of_kind("tangent")}
-        self.updates = [(output, value) for output, value in schedule.outputs if output.kind == "buffer"]
         self.saved: Saved | None = None
         self.arrival: Arrival | None = None
 
@@ -328,7 +365,7 @@ class Call:
                 land = None
         outputs = tuple(self.step.leave(value, values[value]) if value in values else self._late(value, land) for _, value in self.leaving)
         kept = {name: values[name] for name in executable.kept if name in values} if keep else {}
-        with torch.no_grad():
+        if self.step.updates:
             self._update_buffers(values, kept)
         if keep:
             owners = {name: tensor for name, tensor in self.owners.items() if name in kept}
@@ -350,16 +387,16 @@ class Call:
         self.arrival = Arrival(wait)
         return LateTensor(self.arrival, torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.step.place.device))
 
+    @torch.no_grad()
     def _update_buffers(self, values: Mapping[str, torch.Tensor], kept: Values) -> None:
         storage = self.step.executable.schedule.storage
-        buffers = {item.name: item.tensor for item in self.step.graph.of_kind("buffer")}
-        changed = {storage[buffers[output.name]] for output, _ in self.updates}
+        changed = {storage[buffer] for buffer, _ in self.step.updates}
         for name in kept:
             if storage[name] in changed:
                 kept[name] = kept[name].clone()
-        for output, value in self.updates:
-            if self.locals[buffers[output.name]] is not values[value]:  # else it was changed where it lies
-                self.locals[buffers[output.name]].copy_(values[value])
+        for buffer, value in self.step.updates:
+            if self.locals[buffer] is not values[value]:  # else it was changed where it lies
+                self.locals[buffer].copy_(values[value])
 
     @torch.no_grad()
     def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:
@@ -420,8 +457,7 @@ class Call:
         What a bucket brought may stay where it lies in it: the parts of a bucket do not overlap.
         """
         assert self.saved is not None
-        taken = {tensor.untyped_storage().data_ptr() for tensor in self.locals.values()}
-        found: list[torch.Tensor | None] = []
+        taken, found, fresh, copied = self._taken(made), list[torch.Tensor | None](), self.step.fresh, self.saved.kept
         for value in wanted:
             if value is None:
                 found.append(None)
@@ -431,13 +467,22 @@ class Call:
                 whole, place = True, tensor.data_ptr()
             else:
                 storage = tensor.untyped_storage()
-                whole, place = tensor.nbytes == storage.nbytes(), storage.data_ptr()
-            if not whole or not tensor.is_contiguous() or self.saved.kept or place in taken:
+                whole, place = tensor.nbytes == storage.nbytes(), 0 if value in fresh else storage.data_ptr()
+            if not whole or copied or place in taken or not tensor.is_contiguous():
                 tensor = tensor.clone(memory_format=torch.contiguous_format)
                 place = tensor.data_ptr()
-            taken.add(place)
+            if place:
+                taken.add(place)
             found.append(tensor)
         return found
+
+    def _taken(self, made: Values) -> set[int]:
+        """The memory that gradients which are not fresh may not be: the graph's inputs', and that of the fresh ones."""
+        fresh = self.step.fresh
+        if made.keys() <= fresh:
+            return set()
+        others = (tensor for name, tensor in made.items() if name in fresh)
+        return {tensor.untyped_storage().data_ptr() for tensor in (*self.locals.values(), *others)}
 
     def _leave(self, tensor: str, value: str, local: torch.Tensor) -> torch.Tensor:
         """A gradient as its parameter or input is: a DTensor, a whole tensor, or a rank's part."""

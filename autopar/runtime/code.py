@@ -1,0 +1,120 @@
+"""Straight-line Python for a segment: the statements of its instructions in one function, made once and called every step.
+
+A value is a local variable of the function, so that reading one costs no look-up and ``del`` frees it. With several hosted ranks each
+instruction is written once for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+Told = Callable[[Exception, Mapping[str, Any]], None]
+"""Is given an error of a statement and the function's variables; raises what says more, if it can."""
+LITERALS = (bool, int, str, type(None))
+"""Types whose values are written as they are; all others are global names of the function."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The instructions of a segment as one function.
+
+    Args:
+        run: the values of each hosted rank, the calls in flight, the collectives observed. Takes from the values what it reads, and
+            puts there what is left at its end.
+        source: its text.
+        told: by number of a line, what may say more of an error there.
+    """
+
+    run: Callable[..., None]
+    source: str
+    told: Mapping[int, Told] = field(default_factory=dict)
+
+    def __call__(self, ranks: Sequence[MutableMapping[str, Tensor]], flights: MutableMapping[str, Any], observed: list[Any] | None) -> None:
+        """Runs the instructions. Raises what their operators raise."""
+        try:
+            self.run(ranks, flights, observed)
+        except (IndexError, RuntimeError) as error:
+            trace = error.__traceback__
+            while trace is not None and trace.tb_frame.f_code is not self.run.__code__:
+                trace = trace.tb_next
+            if trace is not None and trace.tb_lineno in self.told:
+                self.told[trace.tb_lineno](error, trace.tb_frame.f_locals)
+            raise
+
+
+class Code:
+    """A segment's function while it is written.
+
+    Args:
+        hosted: number of ranks that the backend hosts.
+    """
+
+    def __init__(self, hosted: int) -> None:
+        self.hosted = hosted
+        self._lines: list[str] = []
+        self._told: dict[int, Told] = {}
+        self._objects: dict[str, Any] = {}
+        self._names: dict[int, str] = {}
+        self._variables: dict[str, str] = {}
+        self._entering: dict[str, None] = {}
+        self._live: dict[str, None] = {}
+
+    def add(self, line: str, told: Told | None = None) -> None:
+        """Appends a statement."""
+        self._lines.append(line)
+        if told is not None:
+            self._told[len(self._lines)] = told
+
+    def object(self, value: Any) -> str:
+        """The expression of anything that is settled before the first step."""
+        if type(value) in LITERALS or (type(value) is float and value - value == 0):
+            return repr(value)
+        if type(value) is tuple and all(type(item) in LITERALS for item in value):
+            return repr(value)
+        name = self._names.get(id(value))
+        if name is None:
+            name = self._names[id(value)] = f"k{len(self._objects)}"
+            self._objects[name] = value
+        return name
+
+    def read(self, value: str, place: int = 0) -> str:
+        """The variable of a value on a hosted rank, which is there."""
+        if value not in self._live:
+            self._entering[value] = self._live[value] = None
+        return self._variable(value, place)
+
+    def write(self, value: str, place: int = 0) -> str:
+        """The variable of a value that a statement makes on a hosted rank."""
+        self._live[value] = None
+        return self._variable(value, place)
+
+    def free(self, values: Sequence[str]) -> None:
+        """Ends values on all ranks."""
+        names = [self.read(value, place) for value in values for place in range(self.hosted)]
+        for value in values:
+            del self._live[value]
+        if names:
+            self.add(f"del {', '.join(names)}")
+
+    def _variable(self, value: str, place: int) -> str:
+        return f"{self._variables.setdefault(value, f'v{len(self._variables)}')}_{place}"
+
+    def segment(self, name: str) -> Segment:
+        """What was written so far, as a function of this name."""
+        before = [f"take{place} = ranks[{place}].pop" for place in range(self.hosted)] if self._entering else []
+        before += [f"{self._variable(value, place)} = take{place}({value!r})" for value, place in self._placed(self._entering)]
+        after = [f"left{place} = ranks[{place}]" for place in range(self.hosted)] if self._live else []
+        after += [f"left{place}[{value!r}] = {self._variable(value, place)}" for value, place in self._placed(self._live)]
+        lines = [f"def {name}(ranks, flights, observed):", *before, *self._lines, *after, "return"]
+        source = "\n    ".join(lines) + "\n"
+        made = dict(self._objects)
+        exec(compile(source, f"<autopar {name}>", "exec"), made)
+        first = 1 + len(before)
+        return Segment(made[name], source, {first + line: told for line, told in self._told.items()})
+
+    def _placed(self, values: Mapping[str, None]) -> Iterator[tuple[str, int]]:
+        return ((value, place) for place in range(self.hosted) for value in values)

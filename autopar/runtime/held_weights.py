@@ -1,0 +1,137 @@
+"""The weights that a compiled module holds, looked up and checked at each call.
+
+Most calls find all as the call before left it. What is checked then costs one comparison a weight: that the module has the same submodules,
+and that each weight lies as it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from autopar.errors import UsageError
+from autopar.runtime.steps import Step
+from autopar.torch_compat import local_of, spec_of
+
+_HINT = "change the model before it is planned: what a compiled module runs is fixed"
+
+
+@dataclass(frozen=True)
+class Entered:
+    """What a call takes of the weights.
+
+    Args:
+        locals: this rank's parts, by tensor name.
+        owners: the parameters that these are parts of.
+        trained: those of them whose gradients are wanted, in order.
+    """
+
+    locals: dict[str, torch.Tensor] = field(default_factory=dict)
+    owners: dict[str, torch.Tensor] = field(default_factory=dict)
+    trained: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+
+
+class HeldWeights:
+    """Parameters and buffers of a module, by name.
+
+    Args:
+        module: its submodules are to stay what they are.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._parents = [(path, part, dict(part.named_children())) for path, part in module.named_modules()]
+        self._owners: dict[str, tuple[nn.Module, str]] = {}
+        self._laid: dict[str, Any] = {}
+
+    def enter(self, step: Step, *, differentiates: bool) -> Entered:
+        """What a call of the step takes. What is computed in a parameter's place (``parametrize``) is laid as planned.
+
+        Raises:
+            UsageError: a submodule or a weight is not there any more, or another one is; something was put in the place of a weight that is
+                not laid as the plan has it; what is tied was parted; a parameter requires grad that was frozen.
+        """
+        self.check_submodules()
+        found, laid = Entered(), self._laid
+        for item, has_gradient in step.weights:
+            name, key = item.name, item.tensor
+            tensor = self.find(name)
+            lies = spec_of(tensor)
+            if lies is None or lies is not laid.get(name):
+                tensor = self._lay(step, name, tensor)
+            for other in item.aliases:
+                if self.find(other) is not tensor:
+                    message = f"{name} and {other} are one {item.kind} in the plan, and two in the module now"
+                    raise UsageError(message, "keep them tied (write into the one there is), or untie them before the model is planned")
+            local = local_of(tensor)
+            found.locals[key] = local if item.blocks is None else step.held(item, local)
+            is_parameter = item.kind == "parameter"
+            if is_parameter:
+                found.owners[key] = tensor
+            if tensor.requires_grad:
+                if has_gradient:
+                    found.trained.append((key, tensor))
+                elif is_parameter and not item.trained and differentiates:
+                    hint = "let it require grad when the model is planned; requires_grad_(False) afterwards freezes it"
+                    raise UsageError(f"parameter {name} requires grad, the plan was made with it frozen", hint)
+        return found
+
+    def find(self, name: str) -> torch.Tensor:
+        """A parameter or buffer.
+
+        DistributedDataParallel leaves a plain attribute in a parameter's place for the time of a call: the DTensor of its own.
+
+        Raises:
+            UsageError: it is not there any more.
+        """
+        owner = self._owners.get(name)
+        if owner is None:
+            path, _, last = name.rpartition(".")
+            try:
+                owner = self._owners[name] = self._module.get_submodule(path), last
+            except AttributeError:
+                self._refuse(name)
+        part, last = owner
+        attributes = part.__dict__
+        if last not in attributes:  # nn.Module looks there itself, at five times the cost
+            for kind in ("_parameters", "_buffers"):
+                if (tensor := attributes[kind].get(last)) is not None:
+                    return tensor
+        try:
+            return getattr(part, last)
+        except AttributeError:
+            self._refuse(name)
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise UsageError(f"{name} is no longer in the module, the plan has it", _HINT) from None
+
+    def find_all(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Parameters and buffers by name. Raises UsageError: as of ``check_submodules`` and ``find``."""
+        self.check_submodules()
+        return {name: self.find(name) for name in names}
+
+    def check_submodules(self) -> None:
+        """Raises UsageError: a submodule is not there any more, or another one is."""
+        for path, part, children in self._parents:
+            if part.__dict__["_modules"] == children:
+                continue
+            for name, child in children.items():
+                if (now := getattr(part, name, None)) is not child:
+                    its, gone = f"{path}.{name}" if path else name, "is no longer in the module"
+                    what = gone if now is None else f"was replaced by another module ({type(now).__name__})"
+                    raise UsageError(f"{its} ({type(child).__name__}) {what}, the plan has it", _HINT)
+
+    def _lay(self, step: Step, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A weight that does not lie as it did in the call before."""
+        item = step.weight_of[name]
+        computed = isinstance(tensor, DTensor) and not isinstance(tensor, nn.Parameter) and item.kind == "parameter"
+        if computed and tensor.device_mesh == step.place.device_mesh:
+            tensor = step.laid(item, tensor)
+        step.check_laid(item, tensor)
+        self._laid[name] = spec_of(tensor)
+        return tensor

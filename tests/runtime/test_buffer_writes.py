@@ -1,0 +1,86 @@
+"""Counters and running statistics are written where they lie, when nobody reads the old ones any more."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopar
+from autopar.importer import capture
+from autopar.runtime.buffer_writes import find_buffer_writes
+from autopar.verify.launch import run_ranks
+from benchmarks.host import count_kernels
+from tests.graphs import machine, random_schedule
+
+
+class Normed(nn.Module):
+    """A batch norm, and a factor: made of its running mean before, or after it."""
+
+    def __init__(self, reads: str = "") -> None:
+        super().__init__()
+        self.reads = reads
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        old = self.norm.running_mean + 1 if self.reads == "old" else 1
+        out = self.norm(self.linear(x)) * old
+        return (out * self.norm.running_mean if self.reads == "new" else out).square().sum()
+
+
+X = torch.arange(32.0).view(8, 4).sin()
+ALL = {"num_batches_tracked", "running_mean", "running_var"}
+
+
+@pytest.mark.parametrize(
+    ("reads", "late", "written"), [("", False, ALL), ("new", False, ALL), ("old", False, ALL), ("old", True, {"num_batches_tracked"})]
+)
+def test_what_nobody_reads_later_is_written_where_it_lies(reads: str, late: bool, written: set[str]) -> None:
+    """torch's kernel writes both statistics, or none. ``late``: the reader of the old mean runs after batch norm."""
+    torch.manual_seed(0)
+    schedule = random_schedule(capture(Normed(reads), (X,), mode="train").graph, machine("1"), 0)
+    names = {item.tensor: item.name.removeprefix("norm.") for item in schedule.graph.of_kind("buffer")}
+    if late:
+        items = list(schedule.instructions)
+        reader = next(item for item in items if item.kind == "run" and any(names.get(value) == "running_mean" for value in item.reads))
+        items.remove(reader)
+        place = next(index for index, item in enumerate(items) if item.of.startswith("batch_norm"))
+        schedule = replace(schedule, instructions=(*items[: place + 1], reader, *items[place + 1 :]))
+    assert {names[buffer] for writes in find_buffer_writes(schedule).values() for buffer in writes.values()} == written
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reads", ["", "new", "old"])
+def test_buffers_are_as_the_plain_models(reads: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = Normed(reads).to(dtype), X.to(dtype)
+    plan = autopar.plan(model, (x,), mesh={"dp": 1}, hardware="h100-sxm")
+
+    def rank_main(rank: int) -> list[tuple[str, Tensor]]:
+        module = autopar.compile(copy.deepcopy(model), plan)
+        for _ in range(3):
+            module(x).backward()
+        return [(name, buffer.to_local().clone()) for name, buffer in module.named_buffers()]
+
+    (found,) = run_ranks(rank_main, 1)
+    for _ in range(3):
+        model(x).backward()
+    wanted = dict(model.named_buffers())
+    for name, buffer in found:
+        torch.testing.assert_close(buffer, wanted[name])
+
+
+def test_batch_norm_runs_the_kernels_that_it_runs_in_the_plain_model() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4))
+    plan = autopar.plan(model, (X,), mesh={"dp": 1}, hardware="h100-sxm")
+
+    def rank_main(rank: int) -> list[int]:
+        forms = (copy.deepcopy(model), autopar.compile(copy.deepcopy(model), plan))
+        return [sum(count_kernels(lambda form=form: form(X)).values()) for form in forms]
+
+    ((plain, ours),) = run_ranks(rank_main, 1)
+    assert ours == plain

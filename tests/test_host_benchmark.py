@@ -1,0 +1,54 @@
+"""``benchmarks/host.py``: what counts as a kernel, and what it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from autopar.verify.launch import run_ranks
+from benchmarks import host
+
+
+def test_views_and_allocations_are_no_kernels() -> None:
+    x = torch.ones(2, 3)
+    with host.counted_kernels() as found:
+        x.view(6).unsqueeze(0).t()
+        torch.empty_like(x)
+        x.reshape(3, 2)
+        (x + x).mul_(2)
+        x.t().contiguous()
+    assert dict(found) == {"add.Tensor": 1, "mul_.Tensor": 1, "clone.default": 1}
+
+
+def test_operators_of_the_backward_pass_are_counted() -> None:
+    x = torch.ones(3, requires_grad=True)
+    kernels = host.count_kernels(lambda: x.exp().sum().backward())
+    assert kernels == {"exp.default": 1, "sum.default": 1, "ones_like.default": 1, "mul.Tensor": 1}
+
+
+def test_a_table_of_one_model_and_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "host.json"
+    assert run_ranks(lambda _: host.main(["--only", "mlp", "--pairs", "2", "--json", str(path)]), 1) == [0]
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["form"] for row in rows] == ["plain", "eager", "graph"]
+    assert all(row["seconds"] > 0 and row["count"] == sum(row["kernels"].values()) for row in rows)
+    assert rows[0]["ratio"] == 1.0
+
+
+def test_an_unknown_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        host.main(["--only", "mpl"])
+    assert "no model mpl; there are gpt2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "most"), [("gpt2", 1.05), ("llama3", 1.05), ("resnet", 1.25), ("moe", 1.25), ("mlp", 1.3)])
+def test_the_eager_form_runs_few_kernels_more_than_the_plain_model(name: str, most: float) -> None:
+    def rank_main(rank: int) -> list[int]:
+        steps = host.build_steps(name, host.MODELS[name], ["eager"])
+        return [sum(host.count_kernels(step).values()) for step in steps.values()]
+
+    ((plain, ours),) = run_ranks(rank_main, 1)
+    assert ours <= most * plain
