@@ -61,6 +61,10 @@ def storages_of(schedule: Schedule, *, in_place: bool = False) -> Storages:
     arrays, order = made.arrays(in_place=in_place, moves=False), made.order
     lives = lives_for(arrays, order)
     peak_bytes(arrays, order, call_costs(arrays, order), lives)
+    makes = arrays.items.makes
+    for at in np.flatnonzero(lives.over[: order.length[0]] >= 0).tolist():
+        result, home = makes.entries[makes.begins[order.items[at]]], lives.lies[lives.over[at]]
+        lives.lies[result], lives.ends[home] = home, lives.ends[result]
     names = list(made.place)
     for call in schedule.calls:
         if not call.unpacks and not call.in_place:
@@ -79,9 +83,8 @@ def call_costs(arrays: ArraySchedule, order: Order) -> CallCosts:
 def lives_for(arrays: ArraySchedule, order: Order) -> Lives:
     """Room for the lives of a list's storages."""
     storages, length = len(arrays.storages.bytes), len(order.items)
-    by_storage, by_place = np.zeros((4, storages), dtype=np.int64), np.zeros((2, length + 2), dtype=np.int64)
-    begins, ends, lies, size = by_storage
-    return Lives(begins, ends, lies, size, np.zeros(len(order.head), dtype=np.int64), by_place[0, :length], by_place[1])
+    by_storage, by_place, numbers = (np.zeros(shape, dtype=np.int64) for shape in ((5, storages), (4, length + 1), (2, 1)))
+    return Lives(*by_storage, *by_place, *numbers)
 
 
 def ints(values: Iterable[float]) -> Ints:

@@ -21,7 +21,6 @@ from autopar.schedule.legality import bytes_in_flight, is_legal
 from autopar.schedule.ordering import start_and_wait, taken_by
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.settings import DRAW_BITS, MOVES, MOVES_EACH, MOVES_WORK, PLAIN
-from autopar.schedule.simulation import timeline_for
 from autopar.schedule.storages import resting_bytes
 from autopar.schedule.tables import COMPILED, Order, descend
 
@@ -61,12 +60,11 @@ def improve_order(
     if not schedule.machine.overlaps or not schedule.instructions:
         return Improved(schedule, 0)
     arrays, order, items = array_schedule(schedule)
-    before, random = Order(*(array.copy() for array in order)), np.random.default_rng(seed).integers(0, 2**DRAW_BITS, 1)
-    timeline = timeline_for(len(order.items), len(order.head), arrays.clock.link_count)
+    random = np.random.default_rng(seed).integers(0, 2**DRAW_BITS, 1)
     budget, most = usual_moves(schedule) if moves is None else moves, limit - resting_bytes(schedule, optimizer)
     weights, captured = np.cumsum(list(settings.MOVE_WEIGHTS.values())), int(keep_program_order)
     costs, lives = call_costs(arrays, order), lives_for(arrays, order)
-    _, judged = descend(arrays, order, before, costs, timeline, lives, random, weights, budget, most, captured)
+    _, judged = descend(arrays, order, costs, lives, random, weights, budget, most, captured)
     found = rebuilt(schedule, order, items)
     return Improved(found if is_legal(found) else schedule, judged)
 

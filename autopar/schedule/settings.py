@@ -42,7 +42,7 @@ MOVES = 7_000
 MOVES_EACH = 40
 """Moves judged for each instruction of a list, at most."""
 MOVES_WORK = 35_000_000
-"""Moves times instructions, at most. The 5,800 instructions of Llama-3-8B on 8x8 take 0.5 CPU s a search so."""
+"""Moves times instructions, at most. The 5,500 instructions of Llama-3-8B on 8x8 take 0.12 CPU s a search so."""
 TRIES = 3
 """Moves drawn for each that is judged, at most: in short lists most moves change nothing."""
 PLAIN = 100
@@ -92,7 +92,7 @@ LOCAL_SEARCH_FACTOR = 1.1
 """A plan that trails the incumbent by more than this factor gets no local search."""
 LIST_WORK = 16e-6
 """Work seconds for each instruction that is placed and simulated, or whose memory is measured."""
-MOVE_WORK = 6e-9
+MOVE_WORK = 3.5e-9
 """Work seconds for each instruction of a list that a move is judged by."""
 EQUAL_SECONDS = 1e-9
 """Relative difference up to which seconds are the same. A split of a call must gain more."""

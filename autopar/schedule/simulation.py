@@ -20,7 +20,7 @@ import numpy as np
 from autopar.schedule.array_schedule import ints, rows
 from autopar.schedule.instructions import COMPUTE, Instruction
 from autopar.schedule.schedule import Schedule
-from autopar.schedule.tables import ClockTable, Order, Timeline, run_clock
+from autopar.schedule.tables import ClockTable, Order, Timeline, run_clock, timeline_for
 
 
 class Slot(NamedTuple):
@@ -44,7 +44,7 @@ def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0, *, over
     """
     items = _timed(instructions)
     _, timeline = _run(items, slowdown, overlaps)
-    columns = (array.tolist() for array in (timeline.begins, timeline.ends, timeline.since, timeline.stalls))
+    columns = (array.tolist() for array in (timeline.begins, timeline.ends, timeline.since[:-1], timeline.stalls))
     return tuple(map(Slot, items, *columns))
 
 
@@ -84,13 +84,8 @@ def _run(items: list[Instruction], slowdown: float, overlaps: bool) -> tuple[flo
     )  # fmt: skip
     slots = np.arange(count)
     timeline = timeline_for(len(order), count, len(number))
-    return run_clock(clock, Order(ints(order), ints([len(order)]), slots, slots * 0 - 1), starts, copies, 0, timeline), timeline
-
-
-def timeline_for(length: int, slots: int, links: int) -> Timeline:
-    """Room for the clock of a list."""
-    since, begins, ends, stalls = np.zeros((4, length))
-    return Timeline(since, begins, ends, stalls, np.zeros(links), np.zeros(slots))
+    listed = Order(ints(order), ints([len(order)]), slots, slots * 0 - 1)
+    return run_clock(clock, listed, starts, copies, 0, 0, len(order) + 1, timeline, timeline), timeline
 
 
 def simulated(schedule: Schedule) -> tuple[Slot, ...]:

@@ -43,22 +43,29 @@ class ClockTable(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """The output of the clock.
+    """The output of the clock, in seconds, by place in the list; and its state at each place, from which it can go on.
 
     Args:
-        since: seconds, by place in the list: when operators come to it.
-        begins, ends: of it, or of a start's call.
+        begins, ends: of an instruction, or of a start's call.
         stalls: how long operators stand still for it.
-        free: by link, when it is free.
+        since: when operators come to it.
+        busy, until: when links are idle, and when everything before it has ended.
+        free_at: when each link is free: the links at the first place, then at the second.
+        free: scratch, by link.
         arrives: by slot, when its call has ended.
+        length: the place that the clock came to.
     """
 
-    since: Floats
     begins: Floats
     ends: Floats
     stalls: Floats
+    since: Floats
+    busy: Floats
+    until: Floats
+    free_at: Floats
     free: Floats
     arrives: Floats
+    length: Ints
 
 
 class CallTable(NamedTuple):
@@ -180,22 +187,30 @@ class Lives(NamedTuple):
     """When memory is taken and given back.
 
     Args:
-        begins, ends: of each storage the places of the first and last instruction during which it is there: -1 where it is there before
-            all of them, the list's length where it stays; -2 where it never is.
+        begins, ends: of each storage that lies in itself, the places of the first and last instruction during which it is there: -1 where
+            it is there before all of them, the list's length where it stays; -2 where it never is.
         lies: the storage that each lies in.
         size: bytes of each.
-        started: the place of each call's start, at its head.
+        stamps: of each storage the instruction that counted its end.
         over: of each place the storage that its result is written over, -1 where there is none.
+        taken: bytes of storages and of calls' buffers at each place. A storage that is written over and the result both count.
+        freed: bytes of these that end there.
         levels: bytes at each place, and behind the last, without what rests.
+        entered: one number, the bytes that are there before all instructions.
+        stamp: one number, of the last instruction that was counted.
     """
 
     begins: Ints
     ends: Ints
     lies: Ints
     size: Ints
-    started: Ints
+    stamps: Ints
     over: Ints
+    taken: Ints
+    freed: Ints
     levels: Ints
+    entered: Ints
+    stamp: Ints
 
 
 _TABLES = (
@@ -210,14 +225,23 @@ _descend = on_arrays(moves.descend)
 number_of_call = on_arrays(moves.number_of_call)
 peak_bytes = on_arrays(memory.peak_bytes)
 price_calls = on_arrays(memory.price_calls)
+recount = on_arrays(memory.recount)
 run_clock = on_arrays(clock.run_clock)
 step_of = on_arrays(clock.step_of)
 
 
 def descend(
-    arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, random: Ints, weights: Ints,
-    count: int, limit: int, captured: int,
+    arrays: ArraySchedule, order: Order, costs: CallCosts, lives: Lives, random: Ints, weights: Ints, count: int, limit: int, captured: int
 ) -> tuple[float, int]:  # fmt: skip
     """See ``kernels.moves.descend``, which is given its scratch here."""
+    before = Order(*(array.copy() for array in order))
+    known, timeline = (timeline_for(len(order.items), len(order.head), arrays.clock.link_count) for _ in range(2))
     scratch = [np.empty(size, dtype=np.int64) for size in (len(order.items), len(order.items), 3 * len(order.head) + 2)]
-    return _descend(arrays, order, before, costs, timeline, lives, *scratch, random, weights, count, limit, captured)
+    return _descend(arrays, order, before, costs, known, timeline, lives, *scratch, random, weights, count, limit, captured)
+
+
+def timeline_for(length: int, slots: int, links: int) -> Timeline:
+    """Room for the clock of a list."""
+    by_place, states = np.zeros((3, length)), np.zeros((3, length + 1))
+    reached = np.zeros(1, dtype=np.int64)
+    return Timeline._make([*by_place, *states, np.zeros((length + 1) * links), np.zeros(links), np.zeros(slots), reached])

@@ -24,9 +24,9 @@ from autopar.schedule.legality import check_legal, is_legal
 from autopar.schedule.local_search import improve_order, rebuilt
 from autopar.schedule.passes import PLACING, ordered, run_passes
 from autopar.schedule.settings import MOVE_WEIGHTS
-from autopar.schedule.simulation import microbatches_seconds, step_seconds, timeline_for
+from autopar.schedule.simulation import microbatches_seconds, step_seconds
 from autopar.schedule.storages import resting_bytes
-from autopar.schedule.tables import ArraySchedule, Order, Timeline, descend, number_of_call, peak_bytes, step_of
+from autopar.schedule.tables import ArraySchedule, Order, Timeline, descend, number_of_call, peak_bytes, recount, step_of, timeline_for
 from solvers.arrays import VIEWS, on_arrays
 from tests.assignments import random_assignment
 from tests.schedule.cases import CASES, Case, graph_of
@@ -51,9 +51,8 @@ def peak(schedule: Schedule) -> int:
 
 def descended(arrays: ArraySchedule, order: Order, moves: int, seed: int, limit: int, *, captured: bool) -> float:
     """Changes an order by moves; the seconds."""
-    before, costs, timeline = Order(*(array.copy() for array in order)), call_costs(arrays, order), room(arrays, order)
-    lives = lives_for(arrays, order)
-    return descend(arrays, order, before, costs, timeline, lives, np.array([seed]), WEIGHTS, moves, limit, int(captured))[0]
+    costs, lives = call_costs(arrays, order), lives_for(arrays, order)
+    return descend(arrays, order, costs, lives, np.array([seed]), WEIGHTS, moves, limit, int(captured))[0]
 
 
 def room(arrays: ArraySchedule, order: Order) -> Timeline:
@@ -61,7 +60,8 @@ def room(arrays: ArraySchedule, order: Order) -> Timeline:
 
 
 def seconds_of(arrays: ArraySchedule, order: Order) -> float:
-    return step_of(arrays, order, call_costs(arrays, order), room(arrays, order))
+    timeline = room(arrays, order)
+    return step_of(arrays, order, call_costs(arrays, order), 0, len(order.items) + 1, timeline, timeline)
 
 
 def says(arrays: ArraySchedule, order: Order) -> tuple[float, int]:
@@ -106,6 +106,36 @@ def test_whatever_is_moved_is_legal_and_known(case: Case) -> None:
         seconds, held = says(arrays, order)
         assert seconds == pytest.approx(microbatches_seconds(found), rel=1e-9)
         assert held + resting_bytes(found, "sgd") == peak(found)
+
+
+@every_case
+def test_what_is_counted_anew_is_what_is_counted_from_the_beginning(case: Case) -> None:
+    schedule = placed(case, microbatches=1 + 2 * (case.seed % 3 == 0))
+    arrays, order, _ = array_schedule(schedule)
+    costs, lives, chance = call_costs(arrays, order), lives_for(arrays, order), random.Random(case.seed)
+    known, length = room(arrays, order), int(order.length[0])
+    for _ in range(6):
+        step_of(arrays, order, costs, 0, length + 1, known, known)
+        peak_bytes(arrays, order, costs, lives)
+        before, timeline = order.items.copy(), Timeline(*(array.copy() for array in known))
+        shifts = np.ones_like(WEIGHTS)
+        descend(arrays, order, costs, lives_for(arrays, order), np.array([chance.randrange(2**30)]), shifts, 2, UNLIMITED, 0)
+        changed = np.flatnonzero(before != order.items)
+        first, behind = (int(changed[0]), int(changed[-1]) + 1) if len(changed) else (0, 0)
+        assert step_of(arrays, order, costs, first, behind, known, timeline) == seconds_of(arrays, order)
+        fresh = lives_for(arrays, order)
+        assert recount(arrays, order, costs, lives, first, behind) == peak_bytes(arrays, order, costs, fresh)
+        assert lives.levels.tolist() == fresh.levels.tolist() and lives.over.tolist() == fresh.over.tolist()
+
+
+@every_case
+def test_the_seconds_of_a_descent_are_those_of_its_list(case: Case) -> None:
+    schedule = placed(case)
+    arrays, order, _ = array_schedule(schedule)
+    held = says(arrays, order)[1]
+    for limit in (held, held - held // 50):
+        seconds = descended(arrays, order, 400, case.seed, limit, captured=False)
+        assert seconds == pytest.approx(seconds_of(arrays, order), rel=1e-9)
 
 
 def test_moves_change_the_order_and_who_shares_a_call() -> None:

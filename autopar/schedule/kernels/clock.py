@@ -7,22 +7,37 @@ from autopar.schedule.kernels.views import ArraySchedule, CallCosts, ClockTable,
 from solvers.arrays import Floats
 
 
-def run_clock(clock: ClockTable, order: Order, starts: Floats, copies: Floats, last: int, timeline: Timeline) -> float:
+def run_clock(
+    clock: ClockTable, order: Order, starts: Floats, copies: Floats, last: int, first: int, behind: int, known: Timeline, timeline: Timeline
+) -> float:  # fmt: skip
     """Seconds of one microbatch, in which everything runs that does up to microbatch ``last``: see ``simulation``.
+
+    A list that was timed before is timed again from its first change on. The clock stops where the rest takes its former course: operators
+    come to an unchanged place when they did, and each call that ends at another time has ended.
 
     Args:
         starts, copies: seconds of each call and of its copies, at its head.
-        timeline: written to.
+        first, behind: the place of the first change, and the one behind the last. For a list that is not known 0, and any beyond it.
+        known: of the former list. ``timeline`` has its arrivals too.
+        timeline: written to, from the first change on.
     """
     slots = len(order.head)
-    now, busy, until, rate = 0.0, 0.0, 0.0, 1.0 - clock.slowdown
+    now, busy, until, unsettled, rate = known.since[first], known.busy[first], known.until[first], 0.0, 1.0 - clock.slowdown
+    links_at = first * clock.link_count
     for link in range(clock.link_count):
-        timeline.free[link] = 0.0
-    for slot in range(slots):
-        timeline.arrives[slot] = 0.0
-    for at in range(order.length[0]):
+        timeline.free[link] = known.free_at[links_at + link]
+    for at in range(first, order.length[0] + 1):
+        timeline.since[at], timeline.busy[at], timeline.until[at] = now, busy, until
+        links_at = at * clock.link_count
+        for link in range(clock.link_count):
+            timeline.free_at[links_at + link] = timeline.free[link]
+        if at >= behind and now == known.since[at] and unsettled <= now:
+            timeline.length[0] = at
+            return known.until[known.length[0]]
+        if at == order.length[0]:
+            break
         item = order.items[at]
-        timeline.since[at], timeline.begins[at], timeline.ends[at], timeline.stalls[at] = now, now, now, 0.0
+        timeline.begins[at], timeline.ends[at], timeline.stalls[at] = now, now, 0.0
         if clock.first[item] > last:
             continue
         links, slot, seconds = clock.links[item], item >> 1, 0.0
@@ -63,6 +78,8 @@ def run_clock(clock: ClockTable, order: Order, starts: Floats, copies: Floats, l
             for link in range(clock.link_count):
                 if (links >> link) & 1:
                     timeline.free[link] = end
+            if known.arrives[slot] != end:
+                unsettled = max(unsettled, known.arrives[slot], end)
             timeline.arrives[slot] = end
             timeline.begins[at], timeline.ends[at] = begin, end
             busy, until = max(busy, end) if links else busy, max(until, end)
@@ -75,13 +92,48 @@ def run_clock(clock: ClockTable, order: Order, starts: Floats, copies: Floats, l
             now = busy + seconds - rate * (busy - now)
         timeline.ends[at] = now
         until = max(until, now)
+    timeline.length[0] = order.length[0]
     return until
 
 
-def step_of(arrays: ArraySchedule, order: Order, costs: CallCosts, timeline: Timeline) -> float:
-    """Seconds of a step without the optimizer's: all microbatches, each begun when the one before has ended."""
+def step_of(arrays: ArraySchedule, order: Order, costs: CallCosts, first: int, behind: int, known: Timeline, timeline: Timeline) -> float:
+    """Seconds of a step without the optimizer's: all microbatches, each begun when the one before has ended.
+
+    Args:
+        first, behind, known, timeline: see ``run_clock``. Where microbatches run different instructions, each is timed from the beginning.
+    """
     total = 0.0
+    if len(arrays.rounds) > 2:
+        first, behind = 0, order.length[0] + 1
     for number in range(0, len(arrays.rounds), 2):
-        seconds = run_clock(arrays.clock, order, costs.seconds, costs.copies, arrays.rounds[number], timeline)
+        if len(arrays.rounds) > 2:
+            for slot in range(len(timeline.arrives)):
+                timeline.arrives[slot] = 0.0
+        last = arrays.rounds[number]
+        seconds = run_clock(arrays.clock, order, costs.seconds, costs.copies, last, first, behind, known, timeline)
         total += arrays.rounds[number + 1] * seconds
     return total
+
+
+def take_over(timeline: Timeline, known: Timeline, first: int, length: int) -> None:
+    """Makes a list the known one.
+
+    Args:
+        timeline: of the list from a place on.
+        first, length: that place, and the list's length.
+    """
+    ended = timeline.length[0]
+    for at in range(first, ended):
+        known.begins[at], known.ends[at], known.stalls[at] = timeline.begins[at], timeline.ends[at], timeline.stalls[at]
+    for at in range(first, ended + 1):
+        known.since[at], known.busy[at], known.until[at] = timeline.since[at], timeline.busy[at], timeline.until[at]
+    for at in range(first * len(known.free), (ended + 1) * len(known.free)):
+        known.free_at[at] = timeline.free_at[at]
+    known.length[0] = length
+    copy_arrivals(timeline, known)
+
+
+def copy_arrivals(timeline: Timeline, to: Timeline) -> None:
+    """Writes the arrivals of one timeline over those of another."""
+    for slot in range(len(to.arrives)):
+        to.arrives[slot] = timeline.arrives[slot]

@@ -7,5 +7,12 @@ from autopar.schedule.kernels.views cimport ArraySchedule, CallCosts, Lives, Ord
 cpdef void price_call(ArraySchedule arrays, Order order, CallCosts costs, int64_t head) noexcept nogil
 cpdef void price_calls(ArraySchedule arrays, Order order, CallCosts costs) noexcept nogil
 cdef int64_t home_of(CallCosts costs, int64_t storage) noexcept nogil
-@cython.locals(called=bint)
 cpdef int64_t peak_bytes(ArraySchedule arrays, Order order, CallCosts costs, Lives lives) noexcept nogil
+@cython.locals(called=bint)
+cpdef int64_t recount(
+    ArraySchedule arrays, Order order, CallCosts costs, Lives lives, int64_t first, int64_t behind
+) noexcept nogil
+cpdef int64_t highest(Lives lives, int64_t count) noexcept nogil
+cdef int64_t next_part(Order order, int64_t part, bint called) noexcept nogil
+cdef void note_need(Lives lives, int64_t storage, int64_t at, int64_t first, int64_t behind) noexcept nogil
+cdef int64_t bytes_let_go(Lives lives, int64_t storage, int64_t at) noexcept nogil

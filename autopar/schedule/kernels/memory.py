@@ -57,67 +57,110 @@ def peak_bytes(arrays: ArraySchedule, order: Order, costs: CallCosts, lives: Liv
     Args:
         lives: written to.
     """
-    count, slots = order.length[0], len(order.head)
-    for storage in range(len(lives.begins)):
-        lives.begins[storage] = -1 if arrays.storages.entered[storage] else -2
-        lives.ends[storage] = -1
-        lives.size[storage] = arrays.storages.bytes[storage]
+    count = order.length[0]
+    lives.entered[0], lives.stamp[0] = 0, 0
     for storage in range(len(lives.begins)):
         home = home_of(costs, storage)
-        lives.lies[storage] = home
+        lives.lies[storage], lives.size[storage], lives.stamps[storage] = home, arrays.storages.bytes[storage], 0
+        lives.begins[storage], lives.ends[storage] = -2, -1
+    for storage in range(len(lives.begins)):
+        home = lives.lies[storage]
+        if arrays.storages.entered[storage] and lives.begins[home] < -1:
+            lives.begins[home] = -1
+            lives.entered[0] += lives.size[home]
         if arrays.storages.stays[storage]:
             lives.ends[home] = count
-    for at in range(count + 2):
-        lives.levels[at] = 0
-    for at in range(count):
-        item = order.items[at]
-        part, called = item, item < 2 * slots
-        slot = item >> 1
-        lives.over[at] = -1
-        while True:
+    return recount(arrays, order, costs, lives, 0, count)
+
+
+def recount(arrays: ArraySchedule, order: Order, costs: CallCosts, lives: Lives, first: int, behind: int) -> int:
+    """The peak after the instructions from one place to another have changed their order.
+
+    A storage that began or ended among them still does. A result is written over the first of its sources, of those that may be taken,
+    that nobody needs any more: at its place both are there, and count once.
+
+    Args:
+        lives: of the former order; written to.
+        first, behind: the first place, and the one behind the last.
+    """
+    count, slots = order.length[0], len(order.head)
+    for at in range(first, behind):
+        part, called = order.items[at], order.items[at] < 2 * slots
+        while part >= 0:
             for place in range(arrays.items.needs.begins[part], arrays.items.needs.begins[part + 1]):
-                needed = lives.lies[arrays.items.needs.entries[place]]
-                lives.ends[needed] = max(lives.ends[needed], at)
-            if not called or costs.unpacks[slot] == (item & 1):
+                note_need(lives, arrays.items.needs.entries[place], at, first, behind)
+            for place in range(arrays.items.makes.begins[part], arrays.items.makes.begins[part + 1]):
+                made = lives.lies[arrays.items.makes.entries[place]]
+                if first <= lives.begins[made] < behind:
+                    lives.begins[made] = -2
+            if called and part & 1 and not costs.packs[order.items[at] >> 1]:
+                note_need(lives, arrays.calls.source[part >> 1], at, first, behind)
+            part = next_part(order, part, called)
+    held = lives.taken[first - 1] - lives.freed[first - 1] if first > 0 else lives.entered[0]
+    for at in range(first, behind):
+        item = order.items[at]
+        part, called, freed, beside = item, item < 2 * slots, 0, 0
+        lives.over[at] = -1
+        lives.stamp[0] += 1
+        if not called:
+            beside = arrays.items.workspace[item]
+        elif item & 1:
+            freed = costs.staging[item >> 1]
+        else:
+            held += costs.staging[item >> 1]
+            target = arrays.calls.storage[item >> 1]
+            if not costs.unpacks[item >> 1] and lives.lies[target] == target:
+                lives.size[target] = costs.target[item >> 1]
+        while part >= 0:
+            if not called or costs.unpacks[item >> 1] == (item & 1):
                 for place in range(arrays.items.makes.begins[part], arrays.items.makes.begins[part + 1]):
                     made = lives.lies[arrays.items.makes.entries[place]]
                     if lives.begins[made] == -2:
                         lives.begins[made] = at
-            if not called or order.after[part >> 1] < 0:
-                break
-            part = 2 * order.after[part >> 1] + (item & 1)
-        if not called:
-            if arrays.items.workspace[item] > 0:
-                lives.levels[at] += arrays.items.workspace[item]
-                lives.levels[at + 1] -= arrays.items.workspace[item]
-        elif item & 1:
-            lives.levels[lives.started[slot]] += costs.staging[slot]
-            lives.levels[at + 1] -= costs.staging[slot]
-            if not costs.packs[slot]:
-                source = lives.lies[arrays.calls.source[slot]]
-                lives.ends[source] = max(lives.ends[source], at)
-        else:
-            lives.started[slot] = at
-            if not costs.unpacks[slot] and lives.lies[arrays.calls.storage[slot]] == arrays.calls.storage[slot]:
-                lives.size[arrays.calls.storage[slot]] = costs.target[slot]
-    for at in range(count):
-        item = order.items[at]
+                        held += lives.size[made]
+            for place in range(arrays.items.needs.begins[part], arrays.items.needs.begins[part + 1]):
+                freed += bytes_let_go(lives, arrays.items.needs.entries[place], at)
+            if called and part & 1 and not costs.packs[order.items[at] >> 1]:
+                freed += bytes_let_go(lives, arrays.calls.source[part >> 1], at)
+            part = next_part(order, part, called)
         for place in range(arrays.items.takes.begins[item], arrays.items.takes.begins[item + 1]):
-            storage = lives.lies[arrays.items.takes.entries[place]]
-            if lives.ends[storage] == at:
-                result = arrays.items.makes.entries[arrays.items.makes.begins[item]]
-                lives.lies[result], lives.ends[storage] = storage, lives.ends[result]
-                lives.over[at] = arrays.items.takes.entries[place]
+            storage = arrays.items.takes.entries[place]
+            if lives.ends[lives.lies[storage]] == at:
+                lives.over[at] = storage
+                beside -= lives.size[lives.lies[storage]]
                 break
-    for storage in range(len(lives.begins)):
-        if lives.begins[storage] >= -1 and lives.lies[storage] == storage:
-            if lives.ends[storage] < 0:
-                lives.ends[storage] = count
-            lives.levels[max(lives.begins[storage], 0)] += lives.size[storage]
-            lives.levels[lives.ends[storage] + 1] -= lives.size[storage]
-    held, most = 0, 0
+        lives.taken[at], lives.freed[at], lives.levels[at] = held, freed, held + beside
+        held -= freed
+    if behind == count:
+        lives.levels[count] = held
+    return highest(lives, count)
+
+
+def highest(lives: Lives, count: int) -> int:
+    """Bytes at the peak of a list of ``count`` instructions."""
+    most = 0
     for at in range(count + 1):
-        held += lives.levels[at]
-        lives.levels[at] = held
-        most = max(most, held)
+        most = max(most, lives.levels[at])
     return most
+
+
+def next_part(order: Order, part: int, called: bool) -> int:
+    """The start or wait of the next slot in a call; -1 behind the last, and behind other instructions."""
+    slot = order.after[part >> 1] if called else -1
+    return 2 * slot + (part & 1) if slot >= 0 else -1
+
+
+def note_need(lives: Lives, storage: int, at: int, first: int, behind: int) -> None:
+    """Notes that a storage is needed at a place, where its end is looked for."""
+    home = lives.lies[storage]
+    if lives.ends[home] < behind and (lives.ends[home] >= first or first == 0):
+        lives.ends[home] = at
+
+
+def bytes_let_go(lives: Lives, storage: int, at: int) -> int:
+    """Bytes of a storage that ends at a place; 0 once they were counted."""
+    home = lives.lies[storage]
+    if lives.ends[home] != at or lives.stamps[home] == lives.stamp[0]:
+        return 0
+    lives.stamps[home] = lives.stamp[0]
+    return lives.size[home]

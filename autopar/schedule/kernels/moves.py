@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from autopar.schedule.kernels.clock import step_of
-from autopar.schedule.kernels.memory import peak_bytes, price_call
+from autopar.schedule.kernels.clock import copy_arrivals, step_of, take_over
+from autopar.schedule.kernels.memory import highest, peak_bytes, price_call, recount
 from autopar.schedule.kernels.views import ArraySchedule, CallCosts, Lives, Order, Rows, Timeline
 from autopar.schedule.settings import (
     ALONE,
@@ -25,6 +25,8 @@ from solvers.arrays import Ints
 MASK = (1 << DRAW_BITS) - 1
 SHIFT, SHIFT_AT_STALL, PULL_TO_STALL, UNBUCKET, MERGE = range(5)
 """The kinds of moves, as ``settings.MOVE_WEIGHTS`` lists them."""
+NOT_TRIED, TOO_LONG, TOO_LARGE = -1.0, -2.0, -3.0
+"""Verdicts on a list, in the place of its seconds."""
 NEAR_MOVES = round(64 * NEAR_SHIFTS)
 """Moves of 64 over ``NEAR_PLACES`` at most."""
 
@@ -49,8 +51,8 @@ def draw_kind(random: Ints, weights: Ints) -> int:
 
 
 def descend(
-    arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, stamps: Ints, places: Ints,
-    stalls: Ints, random: Ints, weights: Ints, moves: int, limit: int, captured: int,
+    arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, known: Timeline, timeline: Timeline, lives: Lives, stamps: Ints,
+    places: Ints, stalls: Ints, random: Ints, weights: Ints, moves: int, limit: int, captured: int,
 ) -> tuple[float, int]:  # fmt: skip
     """Local search over a list; its seconds, and the number of moves judged.
 
@@ -64,6 +66,7 @@ def descend(
     Args:
         order: written to.
         before: room for a copy of the order.
+        known, timeline: room for the clock of the list, and of a list that is judged.
         stamps, places: scratch, a number for each instruction.
         stalls: scratch, two numbers for each place where operators may stand still.
         random: the state of the generator of moves.
@@ -73,7 +76,9 @@ def descend(
         captured: 1 where operators are in captured order; otherwise no less is held than now.
     """
     slots, room = len(order.head), len(order.items)
-    least, held = step_of(arrays, order, costs, timeline), peak_bytes(arrays, order, costs, lives)
+    least, held = step_of(arrays, order, costs, 0, room + 1, known, known), peak_bytes(arrays, order, costs, lives)
+    known.length[0] = order.length[0]
+    copy_arrivals(known, timeline)
     for item in range(room):
         stamps[item] = -1
     cap, lighter = limit, moves - moves // PARTS_OF_MOVES
@@ -82,15 +87,15 @@ def descend(
     while judged < moves and tried < TRIES * moves:
         tried += 1
         if fixed > 0 and judged >= moves // PARTS_OF_MOVES and held <= limit:
-            held = peak_bytes(arrays, order, costs, lives)
+            held = highest(lives, order.length[0])
             lightest = min(lightest, held)
             fixed, floor = 0, lightest
         if judged >= lighter and cap == limit:
-            held = peak_bytes(arrays, order, costs, lives)
+            held = highest(lives, order.length[0])
             cap = min(held, limit)
         if judged >= looked:
-            found, looked = find_stalls(arrays, order, costs, timeline, places, stalls), judged + STALLS_AFTER
-        kind, seconds = SHIFT if slots == 0 else draw_kind(random, weights), -2.0
+            found, looked = find_stalls(order, known, places, stalls), judged + STALLS_AFTER
+        kind, seconds = SHIFT if slots == 0 else draw_kind(random, weights), NOT_TRIED
         if kind <= PULL_TO_STALL:
             begin, earlier = draw(random, order.length[0]), draw(random, 2)
             reach = 1 + draw(random, NEAR_PLACES if draw(random, 64) < NEAR_MOVES else order.length[0])
@@ -103,40 +108,52 @@ def descend(
                 begin = min(max(begin, 0), order.length[0] - 1)
             end = shifted(arrays, order, stamps, tried, begin, reach, earlier, fixed)
             if end != begin:
-                seconds = accept(arrays, order, costs, timeline, lives, least, held, floor, cap)
+                first, behind = min(begin, end), max(begin, end) + 1
+                seconds = accept(arrays, order, costs, first, behind, known, timeline, lives, least, held, floor, cap)
                 if seconds < 0.0:
                     slide(order, end, begin)
+                if seconds == TOO_LARGE:
+                    recount(arrays, order, costs, lives, first, behind)
         else:
-            seconds = regrouped(arrays, order, before, costs, timeline, lives, places, random, kind, least, held, floor, cap)
-        judged += 1 if seconds > -2.0 else 0
+            seconds = regrouped(arrays, order, before, costs, known, timeline, lives, places, random, kind, least, held, floor, cap)
+        judged += 1 if seconds != NOT_TRIED else 0
         if seconds >= 0.0:
-            least = min(least, seconds)
+            least = min(least, seconds) if held <= limit else seconds
             if held > limit or judged >= lighter:
-                held = peak_bytes(arrays, order, costs, lives)
+                held = highest(lives, order.length[0])
                 cap = min(held, limit) if judged >= lighter else limit
     return least, judged
 
 
 def accept(
-    arrays: ArraySchedule, order: Order, costs: CallCosts, timeline: Timeline, lives: Lives, most: float, held: int, least: int, limit: int
+    arrays: ArraySchedule, order: Order, costs: CallCosts, first: int, behind: int, known: Timeline, timeline: Timeline, lives: Lives,
+    most: float, held: int, least: int, limit: int,
 ) -> float:  # fmt: skip
-    """Judges a list: its seconds, or -1 where it takes too long or holds too much or too little.
+    """Judges a list: its seconds, ``TOO_LONG``, or ``TOO_LARGE`` where it holds too much or too little. A list that is kept is known then.
 
     Args:
+        first, behind, known, timeline: see ``clock.run_clock``. Calls are others where ``behind`` is beyond the list.
+        lives: written to, unless the list takes too long.
         most: seconds that it may take.
         held: bytes that it held before. Where they exceed the limit, holding less is worth any time.
         least, limit: bytes that it may hold.
     """
-    seconds = step_of(arrays, order, costs, timeline)
-    if held <= limit and seconds > most * ROUNDING:
-        return -1.0
-    now = peak_bytes(arrays, order, costs, lives)
-    if held <= limit:
-        return seconds if now >= least and now <= limit else -1.0
-    return seconds if now < held or (now == held and seconds <= most * ROUNDING) else -1.0
+    seconds, verdict = step_of(arrays, order, costs, first, behind, known, timeline), TOO_LONG
+    if held > limit or seconds <= most * ROUNDING:
+        regrouped = behind > order.length[0]
+        now = peak_bytes(arrays, order, costs, lives) if regrouped else recount(arrays, order, costs, lives, first, behind)
+        kept = now >= least and now <= limit
+        if held > limit:
+            kept = now < held or (now == held and seconds <= most * ROUNDING)
+        verdict = seconds if kept else TOO_LARGE
+    if verdict < 0.0:
+        copy_arrivals(known, timeline)
+    else:
+        take_over(timeline, known, first if len(arrays.rounds) == 2 else 0, order.length[0])
+    return verdict
 
 
-def find_stalls(arrays: ArraySchedule, order: Order, costs: CallCosts, timeline: Timeline, places: Ints, stalls: Ints) -> int:
+def find_stalls(order: Order, known: Timeline, places: Ints, stalls: Ints) -> int:
     """Finds the stalls of a list: the places of waits that stall, of their starts, and of starts that stall; their number.
 
     Args:
@@ -144,11 +161,10 @@ def find_stalls(arrays: ArraySchedule, order: Order, costs: CallCosts, timeline:
         stalls: written to: the places of stalls.
     """
     slots, found = len(order.head), 0
-    step_of(arrays, order, costs, timeline)
     for at in range(order.length[0]):
         item = order.items[at]
         places[item] = at
-        if item < 2 * slots and timeline.stalls[at] > 0.0:
+        if item < 2 * slots and known.stalls[at] > 0.0:
             stalls[found] = at
             found += 1
             if item & 1:
@@ -212,10 +228,10 @@ def copy(order: Order, to: Order) -> None:
 
 
 def regrouped(
-    arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, timeline: Timeline, lives: Lives, places: Ints, random: Ints,
-    kind: int, most: float, held: int, least: int, limit: int,
+    arrays: ArraySchedule, order: Order, before: Order, costs: CallCosts, known: Timeline, timeline: Timeline, lives: Lives, places: Ints,
+    random: Ints, kind: int, most: float, held: int, least: int, limit: int,
 ) -> float:  # fmt: skip
-    """Splits a part off a call, or merges two calls; seconds of the list, -1 where that was undone, -2 where nothing was tried.
+    """Splits a part off a call, or merges two calls; seconds of the list, or why it is as before: see ``accept``, and ``NOT_TRIED``.
 
     All-reduces are not split: only the passes tell whether one alone may be made in place.
 
@@ -228,7 +244,7 @@ def regrouped(
     mine = order.head[slot]
     other = slot if kind == UNBUCKET else draw_partner(arrays, order, mine, random)
     if other < 0 or (kind == UNBUCKET and (order.after[mine] < 0 or arrays.calls.reduces[slot] > 0)):
-        return -2.0
+        return NOT_TRIED
     copy(order, before)
     for at in range(order.length[0]):
         places[order.items[at]] = at
@@ -238,18 +254,24 @@ def regrouped(
         leave(order, slot, rest)
     else:
         append(order, other, mine)
-    seconds = -2.0
+    seconds = NOT_TRIED
     if place_call(arrays, order, before, places, mine, rest, other, random):
         if rest >= 0:
             price_call(arrays, order, costs, rest)
         price_call(arrays, order, costs, other)
         most = most * (1 - EQUAL_SECONDS) if kind == UNBUCKET else most
-        seconds = accept(arrays, order, costs, timeline, lives, most, held, least, limit)
+        first = places[2 * mine] if kind == UNBUCKET else min(places[2 * mine], places[2 * other])
+        while first > 0 and order.items[first - 1] != before.items[first - 1]:
+            first -= 1
+        never = order.length[0] + 1
+        seconds = accept(arrays, order, costs, first, never, known, timeline, lives, most, held, least, limit)
     if seconds < 0.0:
         copy(before, order)
         price_call(arrays, order, costs, mine)
         if order.head[other] != mine:
             price_call(arrays, order, costs, other)
+        if seconds == TOO_LARGE:
+            peak_bytes(arrays, order, costs, lives)
     return seconds
 
 

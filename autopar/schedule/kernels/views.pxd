@@ -12,7 +12,8 @@ cdef class ClockTable:
     cdef bint overlaps
 
 cdef class Timeline:
-    cdef double[::1] since, begins, ends, stalls, free, arrives
+    cdef double[::1] begins, ends, stalls, since, busy, until, free_at, free, arrives
+    cdef int64_t[::1] length
 
 cdef class CallTable:
     cdef const int64_t[::1] classes, sent, came, target, packs, unpacks, gathers, reduces, storage, source, in_place
@@ -40,4 +41,4 @@ cdef class CallCosts:
     cdef int64_t[::1] staging, target, packs, unpacks, home
 
 cdef class Lives:
-    cdef int64_t[::1] begins, ends, lies, size, started, over, levels
+    cdef int64_t[::1] begins, ends, lies, size, stamps, over, taken, freed, levels, entered, stamp

@@ -24,7 +24,7 @@ class Timeline:
     """See ``tables.Timeline``."""
 
     def __init__(self, *fields: Any) -> None:
-        self.since, self.begins, self.ends, self.stalls, self.free, self.arrives = fields
+        self.begins, self.ends, self.stalls, self.since, self.busy, self.until, self.free_at, self.free, self.arrives, self.length = fields
 
 
 class CallTable:
@@ -74,4 +74,5 @@ class Lives:
     """See ``tables.Lives``."""
 
     def __init__(self, *fields: Any) -> None:
-        self.begins, self.ends, self.lies, self.size, self.started, self.over, self.levels = fields
+        self.begins, self.ends, self.lies, self.size, self.stamps, self.over, self.taken, self.freed, self.levels, *rest = fields
+        self.entered, self.stamp = rest
