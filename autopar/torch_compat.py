@@ -644,6 +644,11 @@ def spec_of(tensor: Any) -> Any:
     return getattr(tensor, "_spec", None)
 
 
+def lie_as_before(tensors: Iterable[tuple[Any, Any, torch.Tensor]]) -> bool:
+    """Whether each DTensor has the spec and the part that it is given with."""
+    return all(tensor._spec is spec and tensor._local_tensor is local for tensor, spec, local in tensors)
+
+
 def teach_dtensors() -> None:
     """What DTensors of weights and gradients are to do beside what torch's do."""
     update_local_parts()

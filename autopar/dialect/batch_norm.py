@@ -24,7 +24,10 @@ def _batch_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Statistics are at least float32; new running values are ``(1 - momentum) * old + momentum * batch`` (unbiased variance)."""
-    count = x.numel() // x.shape[1]
+    wide, count = wide_dtype(x.dtype), x.numel() // x.shape[1]
+    if running_mean is not None and running_var is not None and running_mean.dtype == running_var.dtype == wide:
+        functional = torch.ops.aten._native_batch_norm_legit_functional.default
+        return functional(x, *_affine(x, weight, bias), running_mean, running_var, True, momentum, eps)
     out, mean, invstd = torch.ops.aten._native_batch_norm_legit.no_stats(x, *_affine(x, weight, bias), True, momentum, eps)
     unbiased = (invstd.square().reciprocal() - eps).clamp(min=0) * (count / max(count - 1, 1))
     new_mean = mean.clone() if running_mean is None else (1 - momentum) * running_mean + (momentum * mean).to(running_mean.dtype)

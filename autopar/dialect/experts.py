@@ -163,5 +163,5 @@ def _gradient(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 define(
     "expert_contract(Tensor a, Tensor b, Tensor ids, str equation, int experts, int first_expert) -> Tensor",
-    _expert_contract, _shapes, _gradient, _save,
+    _expert_contract, _shapes, _gradient, _save, looks=True,
 )  # fmt: skip

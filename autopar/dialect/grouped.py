@@ -78,9 +78,9 @@ def _gradient(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 define(
     "grouped_mm(Tensor x, Tensor w, Tensor ends, int first_row, int first_expert) -> Tensor",
-    _grouped_mm, _grouped_mm_shapes, _gradient, _save,
+    _grouped_mm, _grouped_mm_shapes, _gradient, _save, looks=True,
 )  # fmt: skip
 define(
     "grouped_outer(Tensor x, Tensor grad, Tensor ends, int experts, int first_row, int first_expert) -> Tensor",
-    _grouped_outer, _grouped_outer_shapes,
+    _grouped_outer, _grouped_outer_shapes, looks=True,
 )  # fmt: skip

@@ -23,6 +23,9 @@ BODIES: dict[str, Callable[..., Any]] = {}
 STILL: dict[str, Callable[..., Any]] = {}
 """What an operator that draws computes while runs are compared, by target (``autopar.dropout.default``)."""
 
+LOOKING: set[str] = set()
+"""Operators whose bodies look at values, but for bfloat16 on a GPU, which torch's grouped kernel takes there."""
+
 
 @cache
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -37,6 +40,8 @@ def define(
     gradient: Callable[..., Any] | None = None,
     save: Callable[..., None] | None = None,
     still: Callable[..., Any] | None = None,
+    *,
+    looks: bool = False,
 ) -> None:
     """Register ``autopar::<schema>``.
 
@@ -47,12 +52,14 @@ def define(
         gradient: ``(context, *output gradients) -> input gradients``; absent for operators that are gradients themselves.
         save: ``(context, inputs, output)``: what the gradient needs.
         still: of an operator that draws random numbers, the same with constants in place of the numbers.
+        looks: whether what is computed depends on values in Python, so that it cannot be traced (see ``LOOKING``).
     """
     name = "autopar::" + schema.partition("(")[0]
     if still is not None:
         STILL[f"autopar.{schema.partition('(')[0]}.default"] = still
     NAMESPACE.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     BODIES[schema.partition("(")[0]] = body
+    LOOKING.update([schema.partition("(")[0]] if looks else [])
     NAMESPACE.impl(name, body, "CompositeExplicitAutograd")
     torch.library.register_fake(name, shapes, lib=NAMESPACE)
 

@@ -7,17 +7,21 @@ lent_buffers        tensors lent to a backend's threads, given back before Pytho
 collectives         values into buffers, buffers into values
 agreement           all ranks hold the same schedule and the same weights
 operators           operators by target
-kernels             one operator on one rank, bound once
+code                a segment as straight-line Python
+kernels             one operator on one rank, as an expression of it
+whole_operands      operators are told that a rank holds a whole table, or all experts
 index_check         numbers that are looked up must be of entries that are there
 fusion              operators that run as one kernel, or write over what they read last
+buffer_writes       counters and running statistics are written where they lie
 inner               bodies of the operators with collectives inside
-execution           the interpreter: instructions as actions
+execution           instructions as statements of a segment's code
 loss_tail           what of forward only the loss asks for, which runs when it is read
 deferred_loss       the loss that is waited for when it is read
 emission            the same instructions as torch.fx graphs
 calls               a call's arguments and results
 forward_attributes  attributes in which forward leaves tensors: not to be read after a program
 weights             parameters and buffers as DTensors
+held_weights        those that a call finds in the module
 checkpoints         what a rank stores of a DTensor in blocks
 steps               one step as one autograd function
 accumulation        a step of several microbatches

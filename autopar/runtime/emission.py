@@ -7,19 +7,23 @@ random numbers stay whole: they depend on the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from autopar.dialect.library import BODIES, STILL
+from autopar.dialect.library import BODIES, LOOKING, STILL
+from autopar.graph import Ref
+from autopar.runtime.code import Code
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.execution import Executable, given_loss_gradient, loss_gradient, own_shape
 from autopar.runtime.index_check import raise_index_errors
+from autopar.runtime.kernels import write_call
+from autopar.runtime.operators import find_function
 from autopar.schedule import Schedule
-from autopar.torch_compat import fake_mode, trace_operators
+from autopar.torch_compat import fake_mode, is_operator, trace_operators
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,8 @@ def gradients(schedule: Schedule) -> tuple[str, ...]:
 def emit(executable: Executable, device: torch.device) -> Graphs:
     """Traces the schedule of one rank. Nothing is computed and nothing is sent."""
     schedule, mode, (rank,) = executable.schedule, fake_mode(), executable.backend.ranks
-    bodies = {getattr(torch.ops.autopar, name).default: body for name, body in BODIES.items() if f"autopar.{name}.default" not in STILL}
+    whole = _kept_whole(schedule, device)
+    bodies = {getattr(torch.ops.autopar, name).default: body for name, body in BODIES.items() if f"autopar.{name}.default" not in whole}
     entering = [item.tensor for item in schedule.graph.inputs if item.kind != "tangent"]
     tangents = [item.tensor for item in schedule.graph.of_kind("tangent")]
     seen: tuple[list[Observed], list[Observed], list[Observed]] = ([], [], [])
@@ -139,7 +144,53 @@ def emit(executable: Executable, device: torch.device) -> Graphs:
             second = trace_operators(backward, given, bodies)
             third = trace_operators(repeated, given, bodies) if schedule.sums else None
     observed = tuple(seen[0]), tuple(seen[1])
-    return Graphs(schedule, executable.kept, first, second, observed, first, second, third, third, tuple(seen[2]))
+    runs = [None if graph is None else issue(graph) for graph in (second, third)]
+    return Graphs(schedule, executable.kept, first, second, observed, issue(first), runs[0], third, runs[1], tuple(seen[2]))
+
+
+def _kept_whole(schedule: Schedule, device: torch.device) -> Set[str]:
+    """The targets that are not taken apart: they draw, or look at values."""
+    looking = {
+        op.target for op in schedule.graph.ops
+        if op.target.split(".")[1] in LOOKING and (device.type == "cpu" or schedule.graph.tensors[op.inputs[0]].dtype != "bfloat16")
+    }  # fmt: skip
+    return {*STILL, *looking}
+
+
+def issue(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+    """What a graph computes, as straight-line code that calls the functions which issue operators soonest.
+
+    ``torch.fx`` writes such code too, of calls by way of ``torch.ops``, which take the host twice as long.
+    """
+    code, nodes = Code(1), list(graph.graph.nodes)
+    given = [node.name for node in nodes if node.op == "placeholder"]
+    last = {used.name: node for node in nodes for used in node.all_input_nodes}
+    ends: dict[str, list[str]] = {}
+    for name, node in last.items():
+        ends.setdefault(node.name, []).append(name)
+    left: list[Any] = []
+    for node in nodes:
+        reads = [code.read(used.name) for used in node.all_input_nodes]
+        numbers = {used: Ref(number) for number, used in enumerate(node.all_input_nodes)}
+        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), numbers.__getitem__)
+        if node.op == "get_attr":
+            code.add(f"{code.write(node.name)} = {code.object(getattr(graph, node.target))}")
+        elif node.op == "call_function":
+            function = find_function(str(node.target)) if is_operator(node.target) else node.target
+            code.add(f"{code.write(node.name)} = {write_call(code, function, args, kwargs, reads)}")
+            code.free([] if node.name in last else [node.name])
+        elif node.op == "output":
+            left = list(node.args[0])
+            break
+        code.free(ends.get(node.name, ()))
+    segment = code.segment("graph")
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        values = dict(zip(given, tensors, strict=True))
+        segment([values], {}, None)
+        return [values[node.name] for node in left]
+
+    return run
 
 
 def _weighted(schedule: Schedule) -> bool:

@@ -6,7 +6,7 @@ and that each weight lies as it did.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import UsageError
 from autopar.runtime.steps import Step
-from autopar.torch_compat import local_of, spec_of
+from autopar.torch_compat import lie_as_before, local_of, spec_of
 
 _HINT = "change the model before it is planned: what a compiled module runs is fixed"
 
@@ -36,6 +36,37 @@ class Entered:
     trained: list[tuple[str, torch.Tensor]] = field(default_factory=list)
 
 
+    def copy(self) -> Entered:
+        """The same for another call, which adds its inputs."""
+        return Entered(dict(self.locals), dict(self.owners), list(self.trained))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The call before.
+
+    Args:
+        places: attributes of a submodule, the name of a weight in it, the weight, whether it required grad.
+        lying: the weights with how and where they lay.
+    """
+
+    step: Step
+    differentiates: bool
+    entered: Entered
+    places: Sequence[tuple[dict[str, Any], str, torch.Tensor, bool]]
+    lying: Sequence[tuple[torch.Tensor, Any, torch.Tensor]]
+
+    def is_as_it_was(self, step: Step, differentiates: bool) -> bool:
+        """Whether a call takes the same of the weights."""
+        if self.step is not step or self.differentiates != differentiates or not lie_as_before(self.lying):
+            return False
+        for attributes, name, tensor, trains in self.places:
+            there = attributes["_parameters"].get(name) is tensor or attributes["_buffers"].get(name) is tensor
+            if not there or name in attributes or tensor.requires_grad is not trains:
+                return False
+        return True
+
+
 class HeldWeights:
     """Parameters and buffers of a module, by name.
 
@@ -48,6 +79,7 @@ class HeldWeights:
         self._parents = [(path, part, dict(part.named_children())) for path, part in module.named_modules()]
         self._owners: dict[str, tuple[nn.Module, str]] = {}
         self._laid: dict[str, Any] = {}
+        self._last: _Call | None = None
 
     def enter(self, step: Step, *, differentiates: bool) -> Entered:
         """What a call of the step takes. What is computed in a parameter's place (``parametrize``) is laid as planned.
@@ -57,6 +89,22 @@ class HeldWeights:
                 not laid as the plan has it; what is tied was parted; a parameter requires grad that was frozen.
         """
         self.check_submodules()
+        if self._last is not None and self._last.is_as_it_was(step, differentiates):
+            return self._last.entered.copy()
+        found = self._enter(step, differentiates)
+        self._last = self._noted(step, differentiates, found)
+        return found.copy()
+
+    def _noted(self, step: Step, differentiates: bool, entered: Entered) -> _Call | None:
+        """The call, for the next one to be held against; None where something is computed in a weight's place."""
+        names = [name for item, _ in step.weights for name in (item.name, *item.aliases)]
+        places = [(self._owners[name][0].__dict__, self._owners[name][1], self.find(name)) for name in names]
+        if not all(last in {**held["_parameters"], **held["_buffers"]} for held, last, _ in places):
+            return None
+        lying = [(tensor, spec_of(tensor), local_of(tensor)) for _, _, tensor in places]
+        return _Call(step, differentiates, entered, [(*place, place[2].requires_grad) for place in places], lying)
+
+    def _enter(self, step: Step, differentiates: bool) -> Entered:
         found, laid = Entered(), self._laid
         for item, has_gradient in step.weights:
             name, key = item.name, item.tensor

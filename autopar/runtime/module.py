@@ -96,7 +96,7 @@ class ShardedModule(WithinReplicas, OwnStates):
         self._check_values()
         self._check_context()
         put_back(self.tree, self._left)
-        self.tree.training = self.training
+        self.tree.__dict__["training"] = self.training
         step, tensors = self._programs.find(self.parts, args, kwargs)
         if not self._compared:
             self._agree(step, tensors)

@@ -40,7 +40,7 @@ class Step:
     """What one call needs, the same for every call.
 
     Args:
-        executable: the schedule on this rank: interpreted, or as graphs.
+        executable: the schedule on this rank: as straight-line code, or as graphs.
         place: mesh, rank and device.
         inputs: ``global``: plain tensors are whole and equal on all ranks; ``local``: they are this rank's part.
         call: how the tensors of a call and of its result are nested.

@@ -1,0 +1,75 @@
+"""Graphs of a schedule: what stays whole in them, and the code that runs them."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import autopar
+from autopar import zoo
+from autopar.runtime.emission import issue
+from autopar.torch_compat import fake_mode, trace_operators
+from autopar.verify.launch import run_ranks
+
+
+def compute(x: Tensor, y: Tensor, unused: Tensor) -> list[Tensor]:
+    values, places = (x + y).max(1)
+    x.clone().mul_(2)
+    table = torch.arange(3, device=x.device)
+    chosen = values[table]
+    return [chosen.softmax(0), places, x, chosen.expand(2, 3).reshape(6), x]
+
+
+def test_the_code_of_a_graph_does_what_the_graph_does() -> None:
+    given = [torch.arange(12.0).view(3, 4).cos(), torch.arange(12.0).view(3, 4).sin(), torch.zeros(1)]
+    with fake_mode() as mode:
+        graph = trace_operators(compute, [mode.from_tensor(tensor) for tensor in given], {})
+    wanted, found = graph(*given), issue(graph)(*given)
+    assert len(found) == 5 and all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
+    assert found[2] is given[0]
+
+
+def test_a_value_of_a_graph_is_freed_after_its_last_use() -> None:
+    seen, alive = list[Any](), list[int]()
+
+    def look(x: Tensor) -> Tensor:
+        alive.append(sum(one() is not None for one in seen))
+        seen.append(weakref.ref(x))
+        return x
+
+    graph = torch.fx.Graph()
+    value = graph.placeholder("x")
+    for _ in range(4):
+        value = graph.call_function(torch.neg, (graph.call_function(look, (value,)),))
+    graph.output([value])
+    issue(torch.fx.GraphModule({}, graph))(torch.ones(3))
+    assert alive == [0, 1, 1, 1], "of what was seen before, the argument alone, which its caller holds"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_products_by_expert_that_look_at_values_are_whole_in_a_graph(dtype: str) -> None:
+    torch.manual_seed(0)
+    dispatch = "grouped" if dtype == "float32" else "dense"
+    target = zoo.build("moe", dispatch=dispatch, dtype=dtype, batch=2, seq=4, layers=1, width=16, heads=2, hidden=16, experts=4)
+    plan = autopar.plan(target.model, target.args, mesh={"dp": 1}, hardware="h100-sxm")
+
+    def rank_main(rank: int) -> tuple[list[float], set[str]]:
+        module: Any = autopar.compile(copy.deepcopy(target.model), plan, execute="graph")
+        loss = module(*target.args)
+        loss.backward()
+        graphs = module.step.executable
+        nodes = {str(node.target) for graph in (graphs.forward_graph, graphs.backward_graph) for node in graph.graph.nodes}
+        norms = [parameter.grad.to_local().norm().item() for parameter in module.parameters()]
+        return [loss.item(), *norms], {name for name in nodes if name.startswith("autopar")}
+
+    loss = target.model(*target.args)
+    loss.backward()
+    wanted = [loss.item(), *(parameter.grad.norm().item() for parameter in target.model.parameters())]
+    ((found, whole),) = run_ranks(rank_main, 1)
+    assert found == pytest.approx(wanted, rel=1e-5)
+    assert whole == ({"autopar.expert_contract.default"} if dispatch == "grouped" else set())
