@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -47,36 +48,80 @@ def write(a: tuple[str, ...], b: tuple[str, ...], ids: tuple[str, ...], result: 
     return f"{' '.join(a)}, {' '.join(b)}, {' '.join(ids)} -> {' '.join(result)}"
 
 
-def _sizes(a: Tensor, b: Tensor, ids: Tensor, equation: str, experts: int) -> dict[str, int]:
+@dataclass(frozen=True)
+class View:
+    """A tensor with dims of groups of its factors.
+
+    Args:
+        order: of its dims, None where it has it; shape: then, None where it has it.
+    """
+
+    order: tuple[int, ...] | None
+    shape: tuple[int, ...] | None
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The view, or a copy where memory does not allow it."""
+        tensor = tensor if self.order is None else tensor.permute(self.order)
+        return tensor if self.shape is None else tensor.reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What an equation does to tensors of some shapes.
+
+    Args:
+        a, b: the operands as matrices, or one for each expert.
+        outer: whether the result has a matrix for each expert.
+        shape: the result's, with its factors in the order in which they come; order: of its dims, then, None where they have it.
+    """
+
+    a: View
+    b: View
+    outer: bool
+    shape: tuple[int, ...]
+    order: tuple[int, ...] | None
+
+
+def _sizes(shapes: Sequence[Sequence[int]], equation: str, experts: int) -> dict[str, int]:
     sizes = {EXPERTS: experts}
-    for factors, tensor in zip(parse(equation), (a, b, ids), strict=False):
-        fits = len(factors) == tensor.dim()
-        if not fits or any(sizes.setdefault(name, size) != size for name, size in zip(factors, tensor.shape, strict=True)):
-            raise ValueError(f"expert_contract {equation!r} does not fit {tuple(a.shape)}, {tuple(b.shape)} and {tuple(ids.shape)}")
+    for factors, shape in zip(parse(equation), shapes, strict=False):
+        fits = len(factors) == len(shape)
+        if not fits or any(sizes.setdefault(name, size) != size for name, size in zip(factors, shape, strict=True)):
+            a, b, ids = map(tuple, shapes)
+            raise ValueError(f"expert_contract {equation!r} does not fit {a}, {b} and {ids}")
     return sizes
 
 
-def _flat(tensor: Tensor, factors: tuple[str, ...], *groups: tuple[str, ...]) -> Tensor:
+def _view(sizes: Mapping[str, int], factors: tuple[str, ...], *groups: tuple[str, ...]) -> View:
     """A tensor with one dim for each group of its factors."""
-    order = tensor.permute([factors.index(name) for group in groups for name in group])
-    sizes = dict(zip(factors, tensor.shape, strict=True))
-    return order.reshape([math.prod(sizes[name] for name in group) for group in groups])
+    order = tuple(factors.index(name) for group in groups for name in group)
+    shape = tuple(math.prod(sizes[name] for name in group) for group in groups)
+    return View(_unless_sorted(order), None if all(len(group) == 1 for group in groups) else shape)
+
+
+def _unless_sorted(order: tuple[int, ...]) -> tuple[int, ...] | None:
+    return None if order == tuple(range(len(order))) else order
+
+
+@lru_cache(maxsize=4096)
+def _layout(a: Sequence[int], b: Sequence[int], ids: Sequence[int], equation: str, experts: int) -> Layout:
+    sizes = _sizes((a, b, ids), equation, experts)
+    first, second, rows, result = parse(equation)
+    outer = EXPERTS in result
+    inner = tuple(name for name in first if name not in rows)
+    columns = tuple(name for name in (second if outer else result) if name not in rows)
+    order = (EXPERTS, *inner, *columns) if outer else (*rows, *columns)
+    right = _view(sizes, second, rows, columns) if outer else _view(sizes, second, (EXPERTS,), inner, columns)
+    turned = _unless_sorted(tuple(order.index(name) for name in result))
+    return Layout(_view(sizes, first, rows, inner), right, outer, tuple(sizes[name] for name in order), turned)
 
 
 def _expert_contract(a: Tensor, b: Tensor, ids: Tensor, equation: str, experts: int, first_expert: int) -> Tensor:
-    sizes = _sizes(a, b, ids, equation, experts)
-    first, second, rows, result = parse(equation)
-    own = first if EXPERTS in result else result
-    inner = tuple(name for name in first if name not in rows)
-    outer = tuple(name for name in (second if EXPERTS in result else own) if name not in rows)
-    x = _flat(a, first, rows, inner)
-    if EXPERTS in result:
-        made = _outer(x, _flat(b, second, rows, outer), ids.reshape(-1), experts, first_expert)
-        order = (EXPERTS, *inner, *outer)
-    else:
-        made = _product(x, _flat(b, second, (EXPERTS,), inner, outer), ids.reshape(-1), first_expert)
-        order = (*rows, *outer)
-    return made.reshape([sizes[name] for name in order]).permute([order.index(name) for name in result]).contiguous()
+    layout = _layout(a.shape, b.shape, ids.shape, equation, experts)
+    x, y, numbers = layout.a.of(a), layout.b.of(b), ids if ids.dim() == 1 else ids.reshape(-1)
+    made = _outer(x, y, numbers, experts, first_expert) if layout.outer else _product(x, y, numbers, first_expert)
+    made = made if made.shape == layout.shape else made.reshape(layout.shape)
+    return (made if layout.order is None else made.permute(layout.order)).contiguous()
 
 
 def _product(x: Tensor, w: Tensor, ids: Tensor, first_expert: int) -> Tensor:
@@ -141,7 +186,7 @@ def runs_grouped(dtype: torch.dtype, *columns: int) -> bool:
 
 
 def _shapes(a: Tensor, b: Tensor, ids: Tensor, equation: str, experts: int, first_expert: int) -> Tensor:
-    sizes = _sizes(a, b, ids, equation, experts)
+    sizes = _sizes((a.shape, b.shape, ids.shape), equation, experts)
     return a.new_empty([sizes[name] for name in parse(equation)[3]])
 
 
