@@ -6,9 +6,10 @@ Operators with equal targets, arguments and shapes share strategies and prices, 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -344,6 +345,11 @@ class Space:
         return found
 
 
-def spec_bytes(tensor: Tensor, specs: tuple[ShardingSpec, ...], machine: Machine) -> list[int]:
+def spec_bytes(tensor: Tensor, specs: tuple[ShardingSpec, ...], machine: Machine) -> tuple[int, ...]:
     """Bytes per rank of ``tensor`` under each spec."""
-    return [pricing.local_bytes(tensor, spec, machine) for spec in specs]
+    return _spec_bytes(tensor.shape, DTYPE_BYTES[tensor.dtype], specs, machine.mesh.sizes)
+
+
+@lru_cache(maxsize=1 << 10)
+def _spec_bytes(shape: tuple[int, ...], size: int, specs: tuple[ShardingSpec, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple([size * math.prod(spec.local_shape(shape, sizes)) for spec in specs])
