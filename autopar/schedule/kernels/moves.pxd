@@ -37,6 +37,9 @@ cdef double regrouped(
 cdef int64_t draw_partner(ArraySchedule arrays, Order order, int64_t mine, int64_t[::1] random) noexcept nogil
 cdef void leave(Order order, int64_t slot, int64_t rest) noexcept nogil
 cdef void append(Order order, int64_t first, int64_t second) noexcept nogil
+cdef int64_t furthest(
+    Rows rows, Order order, Order before, int64_t[::1] places, int64_t part, int64_t call, int64_t place, int64_t sign
+) noexcept nogil
 cdef bint place_call(
     ArraySchedule arrays, Order order, Order before, int64_t[::1] places,
     int64_t mine, int64_t rest, int64_t call, int64_t[::1] random

@@ -319,6 +319,23 @@ def append(order: Order, first: int, second: int) -> None:
         one = order.after[one]
 
 
+def furthest(rows: Rows, order: Order, before: Order, places: Ints, part: int, call: int, place: int, sign: int) -> int:
+    """The last place, or the first, of the instructions in a row that are not of a call.
+
+    Args:
+        before, places: the order before, and the place of each instruction in it.
+        place: of others.
+        sign: 1 for the last place, -1 for the first.
+    """
+    slots = len(order.head)
+    for at in range(rows.begins[part], rows.begins[part + 1]):
+        other = rows.entries[at]
+        if other >= 2 * slots or order.head[other >> 1] != call:
+            stands = places[number_of_call(before, slots, other)]
+            place = stands if sign * stands > sign * place else place
+    return place
+
+
 def place_call(
     arrays: ArraySchedule, order: Order, before: Order, places: Ints, mine: int, rest: int, call: int, random: Ints
 ) -> bool:  # fmt: skip
@@ -339,20 +356,10 @@ def place_call(
     after_wait, until_wait = after_start, until_start
     slot = call
     while slot >= 0:
-        for wait in range(2):
-            one = 2 * slot + wait
-            for place in range(arrays.items.before.begins[one], arrays.items.before.begins[one + 1]):
-                other = arrays.items.before.entries[place]
-                if other >= 2 * slots or order.head[other >> 1] != call:
-                    stands = places[number_of_call(before, slots, other)]
-                    after_start = after_start if wait else max(after_start, stands)
-                    after_wait = max(after_wait, stands) if wait else after_wait
-            for place in range(arrays.items.after.begins[one], arrays.items.after.begins[one + 1]):
-                other = arrays.items.after.entries[place]
-                if other >= 2 * slots or order.head[other >> 1] != call:
-                    stands = places[number_of_call(before, slots, other)]
-                    until_start = until_start if wait else min(until_start, stands)
-                    until_wait = min(until_wait, stands) if wait else until_wait
+        after_start = furthest(arrays.items.before, order, before, places, 2 * slot, call, after_start, 1)
+        after_wait = furthest(arrays.items.before, order, before, places, 2 * slot + 1, call, after_wait, 1)
+        until_start = furthest(arrays.items.after, order, before, places, 2 * slot, call, until_start, -1)
+        until_wait = furthest(arrays.items.after, order, before, places, 2 * slot + 1, call, until_wait, -1)
         slot = order.after[slot]
     until_start = min(until_start, until_wait)
     if after_start >= until_start or after_wait >= until_wait:
