@@ -28,31 +28,18 @@ def solve_array_program(incumbent: Incumbent) -> None:
     solve_core(incumbent, core)
 
 
-def solve_core(incumbent: Incumbent, core: Core, excluded: int | None = None, work: float = np.inf) -> None:
+def solve_core(incumbent: Incumbent, core: Core, excluded: float = np.inf, work: float = np.inf) -> None:
     """Solve the core with at most ``work``.
 
     Answers of cost ``excluded`` or more are missing from the core, and that cost is known to be reached.
     """
     if core.infeasible:
-        _exhausted(incumbent, excluded)
-        return
-    if core.num_nodes == 0:
-        _found(incumbent, core, np.zeros(0, dtype=np.int64), core.constant)
-        return
-    program = _Program(incumbent, core, excluded, incumbent.spent + min(work, incumbent.work_left))
-    program.run()
-
-
-def _exhausted(incumbent: Incumbent, excluded: int | None) -> None:
-    if excluded is None:
-        incumbent.infeasible = True
+        incumbent.exhaust(excluded)
+    elif core.num_nodes == 0:
+        incumbent.offer(core.expand(np.zeros(0, dtype=np.int64)))
+        incumbent.prove(core.constant)
     else:
-        incumbent.prove(excluded)
-
-
-def _found(incumbent: Incumbent, core: Core, choices: Ints, bound: float) -> None:
-    incumbent.offer(core.expand(choices))
-    incumbent.prove(bound)
+        _Program(incumbent, core, excluded, incumbent.spent + min(work, incumbent.work_left)).run()
 
 
 @dataclass
@@ -61,7 +48,7 @@ class _Program:
 
     incumbent: Incumbent
     core: Core
-    excluded: int | None
+    excluded: float
     allowed: float
     scale: float = 1.0
     times: set[int] = field(default_factory=set)
@@ -72,7 +59,7 @@ class _Program:
         choices, bound = len(self.core.costs), None
         for integral in (False, True):
             if integral:
-                self.model.setOptionValue("mip_abs_gap", SETTINGS.program_gap * self.incumbent.gap * max(bound or 0.0, 0.0) / self.scale)
+                self.model.setOptionValue("mip_abs_gap", SETTINGS.closing_gap * self.incumbent.gap * max(bound or 0.0, 0.0) / self.scale)
                 self.model.setOptionValue("presolve", "choose")
                 self.model.changeColsIntegrality(choices, np.arange(choices, dtype=np.int32), np.ones(choices, dtype=np.uint8))
             while not self._ended():
@@ -127,7 +114,7 @@ class _Program:
         model.setOptionValue("threads", 1)
         model.setOptionValue("output_flag", False)
         model.setOptionValue("presolve", "off")  # the core is reduced; only integer programs gain by more
-        model.setOptionValue("mip_rel_gap", SETTINGS.program_gap * max(self.incumbent.gap, SETTINGS.optimal_gap))
+        model.setOptionValue("mip_rel_gap", SETTINGS.closing_gap * max(self.incumbent.gap, SETTINGS.negligible))
         model.setOptionValue("mip_abs_gap", 0.0)
         model.setOptionValue("mip_feasibility_tolerance", SETTINGS.tight)
         model.setOptionValue("primal_feasibility_tolerance", SETTINGS.tight)
@@ -142,14 +129,13 @@ class _Program:
         run_counted(self.model, self.incumbent, self.allowed, integral)
         status, info = self.model.getModelStatus(), self.model.getInfo()
         if status == highspy.HighsModelStatus.kInfeasible:
-            _exhausted(self.incumbent, self.excluded)
+            self.incumbent.exhaust(self.excluded)
             return None, None
         optimal = status == highspy.HighsModelStatus.kOptimal
         value = info.mip_dual_bound if integral else info.objective_function_value
         known = optimal or integral
         bound = self.core.constant + (value * self.scale * (1 - SETTINGS.tight) if known and np.isfinite(value) else 0.0)
-        if self.excluded is not None:
-            bound = min(bound, self.excluded)
+        bound = min(bound, self.excluded)
         has_values = optimal or (integral and info.primal_solution_status == 2)
         values = np.array(self.model.getSolution().col_value)[: len(self.core.costs)] if has_values else None
         if not optimal and values is not None:
@@ -172,24 +158,19 @@ class _Program:
         items = self.core.items
         if len(items.capacity) == 0:
             return False
-        expected, times = items.usage * values[items.owner], len(items.capacity) + 1
-        change = np.bincount(items.begin, expected, times) - np.bincount(items.end, expected, times)
-        excess = (np.cumsum(change)[:-1] - items.capacity) / items.capacity.clip(1)
+        excess = (items.over_time(items.usage * values[items.owner]) - items.capacity) / items.capacity.clip(1)
         exact = None if picked is None else items.used(self.core.node_ptr[:-1] + picked) - items.capacity
-        broken = excess > SETTINGS.whole if exact is None else exact > 0
+        broken = excess > SETTINGS.negligible if exact is None else exact > 0
         if picked is None:
             broken[list(self.times)] = False  # the model has these rows, and keeps to them within its tolerance
-        added: list[int] = []
-        for moment in np.argsort(-excess, kind="stable").tolist():
-            if len(added) == SETTINGS.rows_at_once or not broken[moment]:
-                break
-            if all(abs(moment - other) >= SETTINGS.row_distance for other in added):
-                added.append(moment)
-                if moment in self.times:
-                    assert picked is not None
-                    self._cut(moment, picked)
-                else:
-                    self._add_time(moment)
+        times = np.flatnonzero(broken)
+        added = times[np.argsort(-excess[times], kind="stable")][: SETTINGS.rows_at_once].tolist()
+        for moment in added:
+            if moment in self.times:
+                assert picked is not None
+                self._cut(moment, picked)
+            else:
+                self._add_time(moment)
         return bool(added)
 
     def _add_time(self, moment: int) -> None:
@@ -212,7 +193,7 @@ class _Program:
 
 def _between(values: Floats) -> NDArray[np.bool_]:
     """Mark the values that are not whole."""
-    return np.abs(values - np.rint(values)) >= SETTINGS.whole
+    return np.abs(values - np.rint(values)) >= SETTINGS.negligible
 
 
 def _spread(core: Core, side: int, first_row: Ints, sizes: Ints) -> tuple[Ints, Ints]:

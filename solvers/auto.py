@@ -74,7 +74,7 @@ class AlternatingSolver:
         assert objective is not None
         theta = priced(search.costs, search.items, search.dual.best_prices)
         choice, pair = reduced_costs(search.graph, theta, search.dual.best_messages)
-        self.incumbent.spend(3 * SETTINGS.message_work * len(pair))
+        self.incumbent.spend(3 * SETTINGS.entry_work * len(pair))
         room = (objective - search.bound()) * (1 + SETTINGS.tight) + 1
         if search.core.num_entries > SETTINGS.exact_entries and np.count_nonzero(pair < room) > SETTINGS.smaller * len(pair):
             return None

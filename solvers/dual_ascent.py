@@ -88,7 +88,7 @@ class MemoryDual:
                 self.bad, self.step = 0, min(1.0, self.step * SETTINGS.step_growth)
             else:
                 self.bad += 1
-            if not len(self.prices) and value <= before + SETTINGS.converged * abs(before):
+            if not len(self.prices) and value <= before + SETTINGS.tight * abs(before):
                 return
             if self.bad >= SETTINGS.dual_patience:
                 self.step *= SETTINGS.step_cut
@@ -107,7 +107,7 @@ class MemoryDual:
             extrapolate(self.messages, self.previous, min(SETTINGS.momentum, self.pace / (self.pace + 3)))
             self.pace += 1
             value = pass_both(self.graph, self.theta, self.messages, self.decoded)
-            self.stopped = self.spend(2 * SETTINGS.message_work * len(self.graph.table))
+            self.stopped = self.spend(2 * SETTINGS.entry_work * len(self.graph.table))
             self._keep()
         value -= dot(self.prices, self.room)
         if value < self.last:
@@ -171,10 +171,7 @@ def expected_usage(graph: Pairs, items: Items, theta: Floats, messages: Floats, 
     weight = np.exp(-np.minimum(700.0, over / temperature))
     share = weight / np.repeat(np.add.reduceat(weight, graph.ptr[:-1]), np.diff(graph.ptr))
     share[share <= 1e-6] = 0.0
-    expected = items.usage * np.repeat(share, np.diff(items.ptr))
-    times = len(items.capacity)
-    change = np.bincount(items.begin, expected, times + 1) - np.bincount(items.end, expected, times + 1)
-    return np.cumsum(change)[:-1]
+    return items.over_time(items.usage * np.repeat(share, np.diff(items.ptr)))
 
 
 def dot(one: Floats, other: Floats) -> float:

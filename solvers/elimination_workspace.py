@@ -46,8 +46,8 @@ class Workspace(NamedTuple):
 VIEWS[Workspace] = views.Workspace
 
 
-def workspace(graph: Pairs, entries: int, choices: int) -> Workspace:
-    """Space for tables of ``entries`` entries in all, and the choices behind ``choices`` of them."""
+def workspace(graph: Pairs, entries: int) -> Workspace:
+    """Space for tables of ``entries`` entries in all, and the choices behind them."""
     nodes = len(graph.split)
     near_ptr = offsets(np.diff(graph.adj_ptr) + SETTINGS.spare_neighbours)
     scopes = int(near_ptr[-1])
@@ -57,7 +57,7 @@ def workspace(graph: Pairs, entries: int, choices: int) -> Workspace:
 
     return Workspace(
         pool=np.empty(entries),
-        best=np.empty(choices, dtype=np.int16),
+        best=np.empty(entries, dtype=np.int16),
         near_ptr=near_ptr,
         near=ints(scopes),
         near_count=ints(nodes),

@@ -38,21 +38,17 @@ def _eliminate(incumbent: Incumbent, graph: Pairs, costs: Floats) -> Ints | None
     """The best choices; None when no order of elimination stays within the work allowed."""
     nodes = len(graph.split)
     nobody, choices = np.zeros(nodes, dtype=np.uint8), np.zeros(nodes, dtype=np.int64)
-    space, least, most = workspace(graph, 0, 0), nodes, SETTINGS.elimination_share * incumbent.work_left
-    for turn, (jitter, points) in enumerate(_orders(nodes, incumbent.seed)):
-        count = plan_order(graph, nobody, jitter, points, SETTINGS.exact_largest, SETTINGS.exact_pool, space)
+    space, most = workspace(graph, SETTINGS.table_entries), SETTINGS.exact_share * incumbent.work_left
+    for jitter, points in _orders(nodes, incumbent.seed):
+        count = plan_order(graph, nobody, jitter, points, SETTINGS.table_entries / 3, SETTINGS.table_entries, space)
         incumbent.spend(SETTINGS.node_work * nodes)
-        least = min(least, nodes - count)
         if count == nodes:
-            work = SETTINGS.sweep_work * entries_visited(graph, count, space)
+            work = SETTINGS.entry_work * entries_visited(graph, count, space)
             if work > most:
                 return None
-            pool, best = np.empty(SETTINGS.exact_pool), np.empty(SETTINGS.exact_pool, dtype=np.int16)
-            sweep(graph, costs, choices, count, space._replace(pool=pool, best=best))
+            sweep(graph, costs, choices, count, space)
             incumbent.spend(work)
             return choices
-        if turn + 1 == SETTINGS.hopeless_orders and least > SETTINGS.hopeless_nodes:
-            break
     return None
 
 

@@ -61,10 +61,17 @@ class Incumbent:
 
     def prove(self, bound: float) -> None:
         """Every feasible answer costs at least ``bound``; costs are integers, so the bound is rounded up."""
-        whole = math.ceil(bound - SETTINGS.whole) if math.isfinite(bound) else 0
+        whole = math.ceil(bound - SETTINGS.negligible) if math.isfinite(bound) else 0
         if whole > self.bound:
             self.bound = whole
             self._tell()
+
+    def exhaust(self, excluded: float = math.inf) -> None:
+        """No choices cost less than ``excluded``, a cost that is reached; by default no choices are feasible."""
+        if math.isfinite(excluded):
+            self.prove(excluded)
+        else:
+            self.infeasible = True
 
     @property
     def current_gap(self) -> float:
@@ -109,7 +116,7 @@ class Incumbent:
             return Solution(None, None, self.bound, float("inf"), status, None, seconds, method, lack, limit, self.spent, self.cut)
         bound = min(self.bound, self.objective)
         gap = (self.objective - bound) / self.objective if self.objective else 0.0
-        status = Status.OPTIMAL if gap <= SETTINGS.optimal_gap else Status.FEASIBLE
+        status = Status.OPTIMAL if gap <= SETTINGS.negligible else Status.FEASIBLE
         message = self.message
         return Solution(self.choices, self.objective, bound, gap, status, self.peak, seconds, method, message, None, self.spent, self.cut)
 

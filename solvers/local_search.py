@@ -23,7 +23,8 @@ class LocalSearch:
     """Episodes of sweeps with their own choices, prices and random numbers.
 
     ``spend`` is told the work of each sweep and says whether to stop. ``best`` are its best feasible choices and ``cost`` theirs;
-    ``line`` and ``line_cost`` those since it last began anew.
+    ``line`` and ``line_cost`` those since it last began anew. ``left`` sweeps remain of the episode, and ``idle`` episodes have not
+    improved the line.
     """
 
     graph: Pairs
@@ -35,19 +36,16 @@ class LocalSearch:
     cost: float = np.inf
     line: Ints | None = None
     line_cost: float = np.inf
-    closest: Ints | None = None
-    excess: float = np.inf
     left: int = 0
     idle: int = 0
     spread: float = 0.0
-    sweeps: int = 0
     fresh_bound: float = -np.inf
     choices: Ints = field(init=False)
     space: Workspace = field(init=False)
 
     def __post_init__(self) -> None:
         self.random = np.random.default_rng([self.seed, 77])
-        self.space = workspace(self.graph, SETTINGS.sweep_entries, SETTINGS.sweep_entries)
+        self.space = workspace(self.graph, SETTINGS.table_entries)
         self.used = np.zeros(len(self.items.capacity), dtype=np.int64)
         self.prices = np.zeros(len(self.items.capacity))
 
@@ -64,7 +62,6 @@ class LocalSearch:
                 self.prices = dual.best_prices * self.random.lognormal(0.0, self.spread, len(self.prices))
             if self._keep():
                 self.left = SETTINGS.episode
-            self.sweeps += 1
             self.left -= 1
             sweeps -= 1
 
@@ -84,7 +81,7 @@ class LocalSearch:
         self.idle += 1
         if self.idle > SETTINGS.tired and self.cost < self.line_cost:
             self.line, self.line_cost, self.idle = self.best, self.cost, 0
-        news = self.line is not None and dual.bound > self.fresh_bound + SETTINGS.renewal * (self.cost - self.fresh_bound)
+        news = dual.bound > self.fresh_bound + SETTINGS.renewal * (self.cost - self.fresh_bound)
         if self.line is None or news or self.idle > SETTINGS.tired:
             self.fresh_bound = dual.bound
             self.line, self.line_cost, self.left, self.idle = None, np.inf, SETTINGS.first_episode, 0
@@ -102,28 +99,21 @@ class LocalSearch:
         least = np.inf
         for _ in range(SETTINGS.polishing_passes):
             pass_both(self.graph, theta, messages, guess)
-            self.spend(2 * SETTINGS.message_work * len(self.graph.table))
+            self.spend(2 * SETTINGS.entry_work * len(self.graph.table))
             value = total_cost(self.graph, theta, guess)
             if value < least:
                 least, self.choices = value, guess.copy()
+        self.prices = dual.best_prices.copy()
+        self.used = self.items.used(self.graph.ptr[:-1] + self.choices)
         boundless = self.items._replace(capacity=np.full(len(self.used), 2**61, dtype=np.int64))
         for _ in range(SETTINGS.polishing_sweeps):
-            self.prices = dual.best_prices.copy()
-            self.used = self.items.used(self.graph.ptr[:-1] + self.choices)
             self._sweep(boundless, SETTINGS.polishing_largest, 0.0)
-        self.prices = dual.best_prices.copy()
 
     def _keep(self) -> bool:
         """Note the present choices; True when they are the best of their line."""
         cost = total_cost(self.graph, self.costs, self.choices)
-        if cost >= FAR / 2:
+        if cost >= min(self.line_cost, FAR / 2) or (self.used > self.items.capacity).any():
             return False
-        excess = float(np.max(self.used - self.items.capacity, initial=0))
-        if excess <= 0 and cost < self.line_cost:
-            self.line, self.line_cost, self.idle = self.choices.copy(), cost, 0
-            if cost < self.cost:
-                self.best, self.cost = self.line, cost
-            return True
-        if excess < self.excess:
-            self.closest, self.excess = self.choices.copy(), excess
-        return False
+        self.line, self.line_cost, self.idle = self.choices.copy(), cost, 0
+        self.adopt(self.line, cost)
+        return True

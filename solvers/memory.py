@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.arrays import VIEWS, Bytes, Ints, offsets, ranges
+from solvers.arrays import VIEWS, Bytes, Floats, Ints, offsets, ranges
 from solvers.kernels import maximal_times, trace, views, wake
 from solvers.kernels.constants import INFEASIBLE
 from solvers.presolve_state import Network
@@ -38,6 +38,12 @@ class Items(NamedTuple):
         """List the items of some choices: which of the choices, and the item's number."""
         which, item = ranges(np.diff(self.ptr)[choices])
         return which, item + self.ptr[choices[which]]
+
+    def over_time(self, usage: Floats) -> Floats:
+        """Sum what the items use at each time, given what each of them uses."""
+        times = len(self.capacity) + 1
+        result: Floats = np.cumsum(np.bincount(self.begin, usage, times) - np.bincount(self.end, usage, times))[:-1]
+        return result
 
     def used(self, choices: Ints) -> Ints:
         """Sum what some choices use at each time."""

@@ -169,7 +169,7 @@ def _core(net: Network, items: Items) -> Core:
         items=items._replace(ptr=offsets(np.diff(items.ptr)[flat]), begin=items.begin[item], end=items.end[item], usage=items.usage[item]),
         constant=int(net.scalars[CONSTANT]),
         infeasible=infeasible,
-        work=SETTINGS.visit_work * int(net.scalars[VISITED]),
+        work=SETTINGS.entry_work * int(net.scalars[VISITED]),
         expand=expand,
         restrict=restrict,
     )

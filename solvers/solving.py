@@ -76,7 +76,7 @@ def solve(
 
 def _say_slow(entries: int) -> None:
     global announce
-    if announce is not None and entries >= SETTINGS.slow_entries and not COMPILED:
+    if announce is not None and entries >= SETTINGS.direct_entries and not COMPILED:
         announce()
         announce = None
 
@@ -96,7 +96,7 @@ def find_smallest_limit(incumbent: Incumbent) -> None:
         limit=None,
     )
     now = time.perf_counter()
-    relaxed = Incumbent(lean, now, now + SETTINGS.lean_work, gap=SETTINGS.lean_gap, seed=incumbent.seed, allowed=SETTINGS.lean_work)
+    relaxed = Incumbent(lean, now, now + SETTINGS.lean_work, gap=incumbent.gap, seed=incumbent.seed, allowed=SETTINGS.lean_work)
     METHODS["auto"](relaxed)
     incumbent.spend(relaxed.spent)
     incumbent.cut = incumbent.cut or relaxed.cut

@@ -90,7 +90,7 @@ def _least(graph, theta, choices, held):
 
 def _sweep(graph, theta, choices, held, rng, largest):
     """One sweep, and the table entries that it says it looks at."""
-    space = workspace(graph, 5_000_000, 5_000_000)
+    space = workspace(graph, 5_000_000)
     count = plan_order(graph, held, 1 + rng.random(len(held)), rng.random(len(held)), largest, 5_000_000, space)
     sweep(graph, theta, choices, count, space)
     return entries_visited(graph, count, space)

@@ -130,7 +130,7 @@ def test_work_is_no_more_than_the_time_limit_where_none_is_given():
 def test_a_large_problem_without_compiled_kernels_is_announced_once(monkeypatch):
     said = []
     monkeypatch.setattr(solving, "announce", lambda: said.append(True))
-    monkeypatch.setattr(solving, "SETTINGS", dataclasses.replace(solving.SETTINGS, slow_entries=100))
+    monkeypatch.setattr(solving, "SETTINGS", dataclasses.replace(solving.SETTINGS, direct_entries=100))
     small = Problem.build([[2, 1]])
     large = Problem.build([[0] * 10] * 2, [(0, 1, np.zeros((10, 10), dtype=np.int64))])
     monkeypatch.setattr(solving, "COMPILED", True)
