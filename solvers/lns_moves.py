@@ -1,13 +1,12 @@
 """Local search under the hard limits: an elimination sweep proposes, the changes that hang together are taken or left as one.
 
 A group of changes is taken when it lowers the cost, with or without the price of memory, and exceeds no limit that is not exceeded
-already less. Times whose limit is exceeded become dearer.
+already less. Times that stop groups become dearer, times with room to spare cheaper.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from solvers.arrays import Floats, Ints
 from solvers.dual_ascent import priced
@@ -35,24 +34,32 @@ def improve(
     count = plan_order(graph, held.astype(np.uint8), jitter, random.random(nodes), largest, len(space.pool), space)
     visited = entries_visited(graph, count, space)
     sweep(graph, theta, proposal, count, space)
-    accept(graph, items, theta, costs, choices, proposal, used, space)
-    raise_prices(prices, used > items.capacity)
+    stops = accept(graph, items, theta, costs, choices, proposal, used, space)
+    update_prices(items, prices, used, stops)
     return SETTINGS.entry_work * visited + SETTINGS.node_work * nodes
 
 
 def accept(
     graph: Pairs, items: Items, theta: Floats, costs: Floats, choices: Ints, proposal: Ints, used: Ints, space: Workspace
-) -> None:  # fmt: skip
-    """Take the groups of changes that help, cheapest first."""
+) -> Ints:  # fmt: skip
+    """Take the groups of changes that help, cheapest first; returns how many groups each time stopped."""
+    stops = np.zeros(len(used), dtype=np.int64)
     gain_priced, gain_true = np.empty(len(choices)), np.empty(len(choices))
     groups = group_changes(graph, theta, costs, choices, proposal, gain_priced, gain_true, space)
     order = np.argsort(gain_priced[:groups], kind="stable")
     helps = ((gain_true[order] < 0.0) | (gain_priced[order] < 0.0)) & (gain_true[order] < FAR / 2)
     change = np.zeros(len(used) + 1, dtype=np.int64)
-    accept_groups(graph, items, order[helps], choices, proposal, used, change, space)
+    accept_groups(graph, items, order[helps], choices, proposal, used, change, stops, space)
+    return stops
 
 
-def raise_prices(prices: Floats, over: NDArray[np.bool_]) -> None:
-    """Raise the prices of the times whose limit is exceeded."""
+def update_prices(items: Items, prices: Floats, used: Ints, stops: Ints) -> None:
+    """Move the prices: up where the limit is exceeded or stopped a change, down where there is room."""
     mean = float(prices.sum()) / max(1, int(np.count_nonzero(prices > 0.0)))
+    room = items.capacity - used
+    over, stopped = room < 0, (room >= 0) & (stops > 0)
+    free = (room >= 0) & (stops == 0) & (items.capacity > 0)
     prices[over] = prices[over] * SETTINGS.price_over + SETTINGS.price_over_mean * mean
+    rise = np.exp(SETTINGS.price_stopped * np.minimum(stops[stopped], 3))
+    prices[stopped] = prices[stopped] * rise + SETTINGS.price_stopped_mean * mean
+    prices[free] *= np.exp(-SETTINGS.price_free * room[free] / items.capacity[free])

@@ -154,6 +154,12 @@ class Settings:
     """Factor of the price of a time whose limit is exceeded, between sweeps. Where prices do not drift K is 31 times as dear."""
     price_over_mean: float = 0.3
     """Share of the mean price added there, so that prices of zero rise."""
+    price_stopped: float = 0.02
+    """Rise of the price of a time that stops a change, for each of up to three. Without this and the fall U costs 1.4 % more."""
+    price_stopped_mean: float = 0.001
+    """Share of the mean price added there."""
+    price_free: float = 0.01
+    """Fall of the price of a time that is not used at all, and in proportion of one that is in part."""
 
     # Proofs and answers.
     negligible: float = 1e-6

@@ -9,5 +9,5 @@ cpdef int64_t group_changes(
 cdef double edge_change(Graph graph, const int64_t[::1] choices, const int64_t[::1] proposal, int64_t i, Workspace work) noexcept nogil
 cpdef void accept_groups(
     Graph graph, Items items, const int64_t[::1] order, int64_t[::1] choices, const int64_t[::1] proposal, int64_t[::1] used,
-    int64_t[::1] change, Workspace work
+    int64_t[::1] change, int64_t[::1] stops, Workspace work
 ) noexcept nogil

@@ -63,17 +63,18 @@ def edge_change(graph: Graph, choices: Ints, proposal: Ints, i: int, work: Works
 
 
 def accept_groups(
-    graph: Graph, items: Items, order: Ints, choices: Ints, proposal: Ints, used: Ints, change: Ints, work: Workspace
+    graph: Graph, items: Items, order: Ints, choices: Ints, proposal: Ints, used: Ints, change: Ints, stops: Ints, work: Workspace
 ) -> None:
     """Take the groups in ``order`` that exceed no limit that is not exceeded already less.
 
     Args:
         used: usage at each time, written to with ``choices``.
         change: scratch of zeros, one number a time and one more.
+        stops: counts the groups stopped by each time.
     """
     for rank in range(len(order)):
         g = order[rank]
-        first, last, level, fits = len(used), 0, 0, True
+        first, last, level, worst, stop = len(used), 0, 0, 0, -1
         for place in range(work.starts[g], work.starts[g + 1]):
             i = work.queue[place]
             for turn in range(2):
@@ -85,10 +86,11 @@ def accept_groups(
                     first, last = min(first, items.begin[item]), max(last, items.end[item])
         for t in range(first, last):
             level += change[t]
-            if level > 0 and used[t] + level > items.capacity[t]:
-                fits = False
-                break
-        if fits:
+            if level > 0 and used[t] + level - items.capacity[t] > worst:
+                worst, stop = used[t] + level - items.capacity[t], t
+        if stop >= 0:
+            stops[stop] += 1
+        else:
             level = 0
             for t in range(first, last):
                 level += change[t]
