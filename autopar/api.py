@@ -19,7 +19,7 @@ from autopar.planning.memory_ladder import plan_ladder
 from autopar.planning.session import open_session
 from autopar.sweeping import Point, Sweep
 from autopar.target import Target
-from cost_models import Hardware
+from cost_models import Execution, Hardware
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,6 +77,7 @@ def plan(
     cost_model: str = "roofline",
     recompute: str = "auto",
     microbatches: int | str = 1,
+    execute: Execution | None = None,
     effort: Effort = DEFAULT_EFFORT,
     time_limit: float = 60.0,
     seed: int = 0,
@@ -99,6 +100,8 @@ def plan(
         recompute: ``auto``: operators may be recomputed in backward where memory is short; ``off``: never.
         microbatches: number of equal parts of the batch, whose gradients are summed; ``auto`` tries powers of two as long as memory is
             short or they help. A Graph has its own number.
+        execute: ``eager``, ``graph``, ``compiled`` or ``cuda_graph``: the program is priced with the host that issues its kernels
+            (``[host]`` of the hardware file); a host that takes no time when not given.
         effort: ``low``, ``normal`` or ``high``: how much work the search may do. Work is counted, the same on every machine.
         time_limit: seconds for the whole call, shared among the meshes tried. It only cuts off: the answer then has a true bound and gap.
         seed: the same inputs, seed and effort give the same plan unless the time limit cut the search.
@@ -113,7 +116,7 @@ def plan(
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=mode, compute_dtype=compute_dtype,
         optimizer=optimizer, pins=check_pins(constraints), cost_model=cost_model, recompute=recompute, microbatches=microbatches,
-        effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
+        execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
     )  # fmt: skip
     memory_limit = read_memory_limit(memory, options.hardware)
     session = open_session(Target(model, args, kwargs or {}, loss, loss_args), options)
@@ -138,6 +141,7 @@ def pareto(
     cost_model: str = "roofline",
     recompute: str = "auto",
     microbatches: int | str = 1,
+    execute: Execution | None = None,
     effort: Effort = DEFAULT_EFFORT,
     time_limit: float = 60.0,
     seed: int = 0,
@@ -161,7 +165,7 @@ def pareto(
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=mode, compute_dtype=compute_dtype,
         optimizer=optimizer, pins=check_pins(constraints), cost_model=cost_model, recompute=recompute, microbatches=microbatches,
-        effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
+        execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
     )  # fmt: skip
     session = open_session(Target(model, args, kwargs or {}, loss, loss_args), options)
     return plan_ladder(session.plan, rungs, session.deadline)
@@ -181,6 +185,7 @@ def sweep(
     cost_model: str = "roofline",
     recompute: str = "auto",
     microbatches: int | str = 1,
+    execute: Execution | None = None,
     effort: Effort = DEFAULT_EFFORT,
     time_limit: float = 60.0,
     seed: int = 0,
@@ -212,8 +217,8 @@ def sweep(
     grid = Grid(combinations(settings or {}), tuple(dict.fromkeys(counts)), tuple(dict.fromkeys(memory_limits)))
     options = PlanOptions(
         hardware=machine, devices=grid.devices[0], mode=mode, compute_dtype=compute_dtype, optimizer=optimizer,
-        pins=check_pins(constraints), cost_model=cost_model, recompute=recompute, microbatches=microbatches, effort=effort,
-        time_limit=time_limit, seed=seed, progress=progress, name=name,
+        pins=check_pins(constraints), cost_model=cost_model, recompute=recompute, microbatches=microbatches, execute=execute,
+        effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=name,
     )  # fmt: skip
     return plan_sweep(target, options, grid, done)
 
@@ -233,7 +238,7 @@ def compile(
     device: Any = None,
     init: Callable[[nn.Module], None] | None = None,
     seed: int = 0,
-    execute: Literal["eager", "graph", "compiled"] = "eager",
+    execute: Literal["eager", "graph", "compiled"] | None = None,
     example: tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]] | None = None,
 ) -> ShardedModule:
     """The model as the plan splits it, on this rank (under torchrun): a module with the model's own parameter names, as DTensors.

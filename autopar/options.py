@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from autopar.effort import DEFAULT_EFFORT, Effort, check_effort
 from autopar.errors import FileError, UsageError
 from autopar.seeds import check_seed
-from cost_models import COST_MODELS, CostModelError, Hardware, Mesh, find_optimizer, load_hardware
+from cost_models import COST_MODELS, EXECUTIONS, CostModelError, Execution, Hardware, Mesh, find_optimizer, load_hardware
 
 if TYPE_CHECKING:
     from autopar.search import Progress
@@ -46,6 +46,7 @@ class PlanOptions:
         mode, compute_dtype: of the capture.
         pins: name or glob to spec, as the user wrote them.
         microbatches: a number, or ``auto``.
+        execute: the way of execution whose host is priced; None for a host that takes no time.
         time_limit: seconds for the whole call.
         progress: called with (seconds of the best plan, bound, gap, elapsed seconds).
         name: what plans call the model; its class where None.
@@ -64,6 +65,7 @@ class PlanOptions:
     cost_model: str = "roofline"
     recompute: str = "auto"
     microbatches: int | str = 1
+    execute: Execution | None = None
     effort: Effort = DEFAULT_EFFORT
     time_limit: float = 60.0
     seed: int = 0
@@ -74,6 +76,7 @@ class PlanOptions:
         assert self.meshes
         check_one_of("cost model", self.cost_model, tuple(COST_MODELS))
         check_one_of("way to recompute", self.recompute, RECOMPUTE)
+        check_execution(self.execute, self.hardware, self.cost_model)
         with user_errors():
             find_optimizer(self.optimizer)
         check_effort(self.effort)
@@ -93,6 +96,26 @@ class PlanOptions:
         if self.mesh is not None or self.devices is None or self.cost_model == "communication":
             return ()
         return tuple(of_three_axes(self.devices, self.hardware.devices_per_node))
+
+
+def read_execution(execute: str | None) -> Execution | None:
+    """The way of execution of an option's text. Raises UsageError."""
+    if execute is not None:
+        check_one_of("way to execute", execute, EXECUTIONS)
+    return next((known for known in EXECUTIONS if known == execute), None)
+
+
+def check_execution(execute: Execution | None, hardware: Hardware, cost_model: str) -> None:
+    """Whether a way of execution can be priced. Raises UsageError."""
+    if read_execution(execute) is None:
+        return
+    if cost_model == "communication":
+        raise UsageError("the communication model counts collectives alone, and no host", "drop execute, or use the roofline model")
+    if not hardware.launch_overlaps:
+        raise UsageError(f"{hardware.name} has no host apart: a launch is a part of each operator's time there", "leave execute out")
+    if execute not in dict(hardware.issue_seconds):
+        hint = "add it to the hardware file under [host], or measure it with autopar profile"
+        raise UsageError(f"{hardware.name} does not say what the host takes to issue a kernel in {execute!r} execution", hint)
 
 
 def resolve_hardware(hardware: str | os.PathLike[str] | Hardware | None) -> Hardware:

@@ -17,6 +17,11 @@ def local_bytes(tensor: Tensor, spec: ShardingSpec, machine: Machine) -> int:
     return math.prod(spec.local_shape(tensor.shape, machine.mesh.sizes)) * DTYPE_BYTES[tensor.dtype]
 
 
+def launches(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, machine: Machine) -> int | None:
+    """Kernels that the host issues for an operator, each turn its own; None where the host has no price."""
+    return strategy.turns * kernel_launches(op, tensors) if machine.issue_seconds else None
+
+
 def whole_axes(axes: tuple[int, ...], machine: Machine) -> tuple[SubAxis, ...]:
     """The axes as sub-axes that are whole."""
     return tuple(SubAxis(axis, 1, machine.mesh.sizes[axis]) for axis in axes)

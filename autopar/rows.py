@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_seriali
 from autopar.effort import Effort
 from autopar.errors import SpecError
 from autopar.sharding import Blocks, ShardingSpec
-from cost_models import COST_MODELS
+from cost_models import COST_MODELS, Execution
 from cost_models.collectives import KindName
 
 PhaseName = Literal["forward", "backward", "recompute"]
@@ -51,12 +51,13 @@ class Row(BaseModel):
 
 
 class CreatedBy(Row):
-    """The software that made the plan."""
+    """The software that made the plan. ``execution`` is the way of execution whose host is priced; absent where the host takes no time."""
 
     autopar: str
     torch: str
     solver: str
     cost_model: Annotated[str, AfterValidator(_registered)]
+    execution: Execution | None = None
 
 
 class Model(Row):
@@ -349,7 +350,7 @@ class InstructionPlan(Row):
 
     ``of`` is the operator of a run, the collective of a start or wait, the reshard's value of a slice, the gradient of an add; it runs in
     the microbatches from ``microbatch`` on. ``over`` names the value whose memory a run's result takes, or which a start reduces in place.
-    ``late`` is true of a wait that operators pass by: it is left until the loss is read.
+    ``late`` is true of a wait that operators pass by: it is left until the loss is read. ``launches`` counts what the host issues for it.
     """
 
     id: Count
@@ -365,3 +366,4 @@ class InstructionPlan(Row):
     of: str = ""
     over: str | None = None
     late: bool | None = None
+    launches: Count | None = None

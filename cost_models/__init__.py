@@ -3,6 +3,7 @@
 from cost_models.collectives import Group
 from cost_models.efficiency import Efficiency, Residual
 from cost_models.errors import CostModelError, HardwareFileError, MeshError, UnknownHardwareError, UnknownOptimizerError
+from cost_models.execution import EXECUTIONS, Execution
 from cost_models.hardware import Hardware, hardware_names, load_hardware
 from cost_models.links import Figures, Link
 from cost_models.machine import Machine
@@ -14,10 +15,12 @@ from cost_models.registry import COST_MODELS
 
 __all__ = [
     "COST_MODELS",
+    "EXECUTIONS",
     "OPTIMIZERS",
     "CostModel",
     "CostModelError",
     "Efficiency",
+    "Execution",
     "Figures",
     "Group",
     "Hardware",

@@ -50,7 +50,7 @@ class Hardware:
         launch_overlaps: the next operator is launched while this one runs, as on a GPU's stream; else launch, arithmetic and memory
             traffic are each time of their own.
         residuals: ``(fit, residual)`` pairs of what ``profile`` measured; no price depends on them.
-        issue_seconds: ``(way of execution, seconds)`` pairs: what a kernel costs the process that issues it. No price depends on them.
+        issue_seconds: ``(way of execution, seconds)`` pairs: what a kernel costs the process that issues it.
     """
 
     name: str
@@ -71,6 +71,10 @@ class Hardware:
     @cached_property
     def _peaks(self) -> Mapping[str, float]:
         return dict(self.peak_flops)
+
+    def seconds_to_issue(self, execution: str | None) -> float:
+        """Seconds that the host takes to issue a kernel; 0 where the file does not say, and where a launch is a part of the operator."""
+        return dict(self.issue_seconds).get(execution or "", 0.0) if self.launch_overlaps else 0.0
 
     def peak(self, dtype: str) -> float:
         """Peak operations a second on ``dtype``; a dtype the file does not name runs at the float32 peak."""

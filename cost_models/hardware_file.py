@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from cost_models.collectives import KINDS
 from cost_models.efficiency import Efficiency, Residual
+from cost_models.execution import Execution
 from cost_models.links import Figures, Growth, Link
 
 PEAK_DTYPES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 """The names that ``peak_flops`` may hold; float32 must be there."""
-
-Execution = Literal["eager", "graph", "compiled", "cuda_graph"]
-"""Ways in which a plan may run."""
 
 # wide of any machine, and near enough that no sum or quotient of a model's sizes overflows
 Positive = Annotated[float, Field(ge=1e-9, le=1e30, allow_inf_nan=False)]

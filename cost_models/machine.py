@@ -14,6 +14,7 @@ from functools import cache, cached_property
 
 from cost_models import collectives
 from cost_models.collectives import Group
+from cost_models.execution import Execution
 from cost_models.hardware import Hardware
 from cost_models.links import Link, group_over
 from cost_models.mesh import Mesh, SubAxis
@@ -33,11 +34,13 @@ class Machine:
         mesh: the grid of ranks.
         hardware: the device and its links.
         cost_model: a name of ``COST_MODELS``.
+        execution: the way of execution whose host is priced (``Hardware.issue_seconds``); None for a host that takes no time.
     """
 
     mesh: Mesh
     hardware: Hardware
     cost_model: str = "roofline"
+    execution: Execution | None = None
     _groups: dict[tuple[str, tuple[SubAxis, ...]], Group] = field(default_factory=dict, repr=False)
     _links: dict[tuple[SubAxis, ...], tuple[str, ...]] = field(default_factory=dict, repr=False)
 
@@ -45,8 +48,8 @@ class Machine:
         assert self.cost_model in COST_MODELS, self.cost_model
 
     @cached_property
-    def _identity(self) -> tuple[Mesh, Hardware, str]:
-        return (self.mesh, self.hardware, self.cost_model)
+    def _identity(self) -> tuple[Mesh, Hardware, str, Execution | None]:
+        return (self.mesh, self.hardware, self.cost_model, self.execution)
 
     @cached_property
     def _hash(self) -> int:
@@ -61,6 +64,11 @@ class Machine:
     @cached_property
     def _model(self) -> CostModel:
         return COST_MODELS[self.cost_model]
+
+    @cached_property
+    def issue_seconds(self) -> float:
+        """Seconds that the host takes to issue a kernel; 0 where its price is not asked for."""
+        return self.hardware.seconds_to_issue(self.execution)
 
     @property
     def overlaps(self) -> bool:

@@ -16,6 +16,7 @@ from torch import nn
 
 import autopar
 from autopar import zoo
+from autopar.check import check
 from autopar.effort import Effort
 from autopar.errors import FileError, InfeasibleError, MismatchError, TimeLimitError, UsageError
 from autopar.options import factorizations, of_three_axes, parse_memory, parse_mesh
@@ -115,6 +116,44 @@ def test_hardware_of_every_form(graph: autopar.Graph, tmp_path) -> None:
         autopar.plan(graph, mesh="dp=2", hardware=tmp_path / "bad.toml")
     with pytest.raises(UsageError, match="unknown hardware"):
         autopar.plan(graph, mesh="dp=2", hardware="abacus")
+
+
+def test_a_host_that_issues_slowly_is_what_the_step_waits_for(graph: autopar.Graph) -> None:
+    plans = {way: autopar.plan(graph, mesh="dp=2,tp=2", execute=way) for way in ("eager", "cuda_graph", None)}
+    for plan in plans.values():
+        assert check(plan) == () and plan.objective.bound_seconds <= plan.objective.seconds
+    steps = {way: plan.objective.seconds for way, plan in plans.items()}
+    assert steps["eager"] > steps["cuda_graph"] >= steps[None]
+    eager = plans["eager"]
+    issued = 35e-6 * sum(row.launches or 0 for row in eager.schedule)
+    assert issued <= eager.objective.seconds and "the step waits for it" in str(eager)
+    assert eager.objective.gap < 0.5, "the host's own seconds bound the step"
+    assert autopar.Plan.from_json(eager.to_json()) == eager and eager.created_by.execution == "eager"
+    assert all(row.launches is None for row in plans[None].schedule), "without a host nothing is counted"
+
+
+def test_a_plan_for_cuda_graphs_is_not_run_in_another_way_unasked() -> None:
+    target = zoo.build("mlp")
+    plan = autopar.plan(target.model, target.args, mesh="1", execute="cuda_graph")
+    try:
+        with pytest.raises(UsageError, match="priced for CUDA graphs") as raised:
+            autopar.compile(target.model, plan)
+        assert 'execute="compiled"' in str(raised.value.hint)
+        assert autopar.compile(target.model, plan, execute="eager")(*target.args) is not None
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_way_of_execution_that_cannot_be_priced_is_refused(graph: autopar.Graph) -> None:
+    for options, message in (
+        ({"execute": "fast"}, "unknown way to execute 'fast'"),
+        ({"execute": "graph"}, "h100-sxm does not say what the host takes to issue a kernel in 'graph' execution"),
+        ({"execute": "eager", "hardware": "cpu-cluster"}, "has no host apart"),
+        ({"execute": "eager", "cost_model": "communication"}, "counts collectives alone, and no host"),
+    ):
+        with pytest.raises(UsageError, match=message) as raised:
+            autopar.plan(graph, mesh="dp=2,tp=2", **options)  # type: ignore[arg-type]
+        assert raised.value.hint
 
 
 @pytest.mark.parametrize("cost_model", ["roofline", "communication"])

@@ -89,6 +89,18 @@ def test_copies_and_chained_starts_by_hand() -> None:
         assert end_of(simulate((Instruction(**vars(item)) for item in rows), overlaps=overlaps)) == seconds
 
 
+def test_the_host_by_hand() -> None:
+    """The planner's clock and check's agree on when a list ends that its host issues too late."""
+    rows = [
+        row("start", "w", 4.0, "node", writes=("w",)), row("run", "a", 3.0, "compute"), row("wait", "w", 1.0, "compute", writes=("w",)),
+        row("run", "b", 1.0, "compute"),
+    ]  # fmt: skip
+    issued = [item.model_copy(update={"launches": count}) for item, count in zip(rows, (1, 1, 1, 4), strict=True)]
+    for issue, seconds in ((0.0, 6.0), (1.0, 7.25), (2.0, 14.25), (3.0, 21.25)):
+        assert makespan(issued, 0.0, issue=issue) == seconds
+        assert end_of(simulate((Instruction(**vars(item)) for item in issued), issue=issue)) == seconds
+
+
 @lru_cache(maxsize=1)
 def bucketed() -> str:
     """A plan with several buckets, each of two values."""

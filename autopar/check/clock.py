@@ -1,9 +1,12 @@
 """How long the schedule takes, by what every instruction has to wait for.
 
 For each instruction the earlier ones are looked up that hold it back: the last operator or wait, the last holder of each of its links, the
-calls that bring what it reads (where launches do not overlap with work, everything after a start is held back by these too); a late wait
-is not held back by its call. It begins when the last of these has ended. Operators beside busy links are slower: the time that an operator,
-or a wait's copies, shares with any call is counted at the reduced speed.
+calls that bring what it reads (where launches do not overlap with work, everything after a start is held back by these too). A late wait
+is not held back by its call. It begins when the last of these has ended, and the host has issued it. Operators beside busy links are
+slower: the time that an operator, or a wait's copies, shares with any call is counted at the reduced speed.
+
+The host issues kernels and calls in the order of the list, each in the same time. The last of an operator's kernels takes its part of the
+operator's seconds after it is issued.
 """
 
 from __future__ import annotations
@@ -16,11 +19,12 @@ from autopar.rows import InstructionPlan
 COMPUTE = "compute"
 
 
-def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = True) -> float:
+def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = True, issue: float = 0.0) -> float:
     """Seconds from the first instruction to the end of the last.
 
     Args:
         slowdown, overlaps: the hardware's ``overlap_slowdown`` and ``launch_overlaps``.
+        issue: seconds that the host takes for a kernel or a call.
     """
     ends: dict[int, float] = {}
     busy: list[tuple[float, float]] = []
@@ -28,6 +32,7 @@ def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = 
     holder: dict[str, int] = {}
     bringer: dict[str, int] = {}
     started: dict[str, int] = {}
+    issued = 0
     for place, row in enumerate(rows):
         if row.kind not in ("run", "add", "start", "wait"):
             continue
@@ -39,8 +44,12 @@ def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = 
             held = held if overlaps else max([held, *(ends[other] for other in bringing)])
         elif row.kind == "wait" and not row.late:
             before.append(started[row.of])
-        begin = max(held, *(ends.get(other, 0.0) for other in before))
+        count = row.launches or 0
+        begin = max(held, issue * (issued + 1) if count else 0.0, *(ends.get(other, 0.0) for other in before))
+        issued += count
         ends[place] = begin + row.seconds if links else slowed(begin, row.seconds, busy, slowdown)
+        if count > 1 and not links:
+            ends[place] = max(ends[place], issue * issued + row.seconds / count)
         if row.kind == "start":
             started[row.of] = place
             bringer.update(dict.fromkeys(row.writes, place))
@@ -52,13 +61,15 @@ def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = 
     return max(ends.values(), default=0.0)
 
 
-def step(rows: Sequence[InstructionPlan], microbatches: int, slowdown: float, overlaps: bool = True) -> float:
+def step(
+    rows: Sequence[InstructionPlan], microbatches: int, slowdown: float, overlaps: bool = True, issue: float = 0.0
+) -> float:  # fmt: skip
     """Seconds of all microbatches, one after another: each runs the rows that do not wait for a later one."""
     spans: dict[int, float] = {}
     for number in range(microbatches):
         running = [row for row in rows if row.microbatch <= number]
         if len(running) not in spans:
-            spans[len(running)] = makespan(running, slowdown, overlaps)
+            spans[len(running)] = makespan(running, slowdown, overlaps, issue)
     return math.fsum(spans[sum(row.microbatch <= number for row in rows)] for number in range(microbatches))
 
 

@@ -97,7 +97,8 @@ def _predicted(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
     )
     communication += times * math.fsum(_inside(walk, op.name) for op in walk.ops)
     optimizer = math.fsum(machine.optimizer_seconds(chosen, elements, dtype) for elements, dtype in trained)
-    whole = step(order.rows, times, machine.hardware.overlap_slowdown, machine.hardware.launch_overlaps) + optimizer
+    hardware = machine.hardware
+    whole = step(order.rows, times, hardware.overlap_slowdown, hardware.launch_overlaps, machine.issue_seconds) + optimizer
     where = "predicted"
     yield from seconds(f"{where}.compute_seconds", predicted.compute_seconds, compute)
     yield from seconds(f"{where}.communication_seconds", predicted.communication_seconds, communication)

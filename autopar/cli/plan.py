@@ -12,6 +12,7 @@ from autopar.cli.planning import (
     ComputeDtypeOption,
     CostModelOption,
     EffortOption,
+    ExecuteOption,
     HardwareOption,
     MicrobatchesOption,
     ModeOption,
@@ -31,7 +32,7 @@ from autopar.cli.terminal import columns, out
 from autopar.effort import DEFAULT_EFFORT, check_effort
 from autopar.errors import UsageError
 from autopar.files import STANDARD
-from autopar.options import PlanOptions, read_memory_limit, read_mesh, resolve_hardware
+from autopar.options import PlanOptions, read_execution, read_memory_limit, read_mesh, resolve_hardware
 from autopar.pareto import Pareto
 from autopar.report import summary
 from autopar.report.frontier import frontier_html
@@ -51,6 +52,7 @@ def plan(
     cost_model: CostModelOption = "roofline",
     recompute: RecomputeOption = "auto",
     microbatches: MicrobatchesOption = "1",
+    execute: ExecuteOption = None,
     pin: PinOption = None,
     effort: EffortOption = DEFAULT_EFFORT,
     time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by the meshes tried")] = 60.0,
@@ -80,7 +82,8 @@ def plan(
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=read_mode(mode), compute_dtype=compute_dtype,
         optimizer=optimizer, pins=open_pins(pin or []), cost_model=cost_model, recompute=recompute,
-        microbatches=read_microbatches(microbatches), effort=check_effort(effort), time_limit=time_limit, seed=seed,
+        microbatches=read_microbatches(microbatches), execute=read_execution(execute), effort=check_effort(effort),
+        time_limit=time_limit, seed=seed,
     )  # fmt: skip
     memory_limit = read_memory_limit(memory, options.hardware)
     say_default_hardware(hardware)

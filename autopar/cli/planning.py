@@ -35,6 +35,7 @@ ComputeDtypeOption = Annotated[str | None, typer.Option(help="bfloat16 or float1
 CostModelOption = Annotated[str, typer.Option(help="roofline, or communication for collectives alone")]
 RecomputeOption = Annotated[str, typer.Option(help="auto: run operators again in backward where memory needs it; off")]
 MicrobatchesOption = Annotated[str, typer.Option(help="equal parts of the batch, gradients summed: a number, or auto")]
+ExecuteOption = Annotated[str | None, typer.Option(help="price the host too, as it issues kernels: eager, graph, compiled or cuda_graph")]
 PinOption = Annotated[list[str] | None, typer.Option(help="NAME=SPEC, e.g. 'lm_head.weight=S1 R'; may be repeated")]
 EffortOption = Annotated[str, typer.Option(help="low, normal or high: how much work the search may do, the same on every machine")]
 SeedOption = Annotated[int, typer.Option(help="the same seed gives the same plan, unless the time limit cut the search")]

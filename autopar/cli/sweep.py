@@ -13,6 +13,7 @@ from autopar.cli.planning import (
     ComputeDtypeOption,
     CostModelOption,
     EffortOption,
+    ExecuteOption,
     HardwareOption,
     MicrobatchesOption,
     ModeOption,
@@ -32,7 +33,7 @@ from autopar.cli.terminal import note, out
 from autopar.effort import DEFAULT_EFFORT, check_effort
 from autopar.errors import UsageError
 from autopar.files import STANDARD
-from autopar.options import PlanOptions, factorizations, read_memory_limit, resolve_hardware
+from autopar.options import PlanOptions, factorizations, read_execution, read_memory_limit, resolve_hardware
 from autopar.planning.grid import Grid, combinations
 from autopar.sweeping import Point, Sweep
 
@@ -54,6 +55,7 @@ def sweep(
     cost_model: CostModelOption = "roofline",
     recompute: RecomputeOption = "auto",
     microbatches: MicrobatchesOption = "1",
+    execute: ExecuteOption = None,
     pin: PinOption = None,
     effort: EffortOption = DEFAULT_EFFORT,
     time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by all that is planned")] = 60.0,
@@ -71,7 +73,7 @@ def sweep(
     options = PlanOptions(
         hardware=machine, devices=grid.devices[0], mode=read_mode(mode), compute_dtype=compute_dtype, optimizer=optimizer,
         pins=open_pins(pin or []), cost_model=cost_model, recompute=recompute, microbatches=read_microbatches(microbatches),
-        effort=check_effort(effort), time_limit=time_limit, seed=seed,
+        execute=read_execution(execute), effort=check_effort(effort), time_limit=time_limit, seed=seed,
     )  # fmt: skip
     say_default_hardware(hardware)
     found = sweep_target(target, options, grid, _say)

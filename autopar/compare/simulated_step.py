@@ -51,7 +51,8 @@ class SimulatedStep:
             raise FileError(error.message, error.hint) from error
         try:
             rows = (Instruction(**vars(row)) for row in self.plan.schedule if row.microbatch <= microbatch)
-            return simulate(rows, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps)
+            issue = hardware.seconds_to_issue(self.plan.created_by.execution)
+            return simulate(rows, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps, issue=issue)
         except KeyError as missing:
             hint = "autopar check lists all that is wrong with the plan; undo the edit, or plan again"
             raise FileError(f"the plan's schedule waits for {missing}, which it has not started before", hint) from missing

@@ -179,7 +179,7 @@ def open_session(target: Target, options: PlanOptions, captures: Captures | None
         pins = {**placed_pins(given, target.args, dict(target.kwargs), target.loss_args, graph, meshes), **pins}
     warn_hardware(options.hardware, meshes, options.cost_model)
     name = options.name or ("graph" if isinstance(given, Graph) else type(given).__name__)
-    machines = tuple(Machine(mesh, options.hardware, options.cost_model) for mesh in meshes)
+    machines = tuple(Machine(mesh, options.hardware, options.cost_model, options.execute) for mesh in meshes)
     return PlanSession(graphs, numbers, machines, options, pins, name, target.loss, spent, began + options.time_limit)
 
 

@@ -53,7 +53,7 @@ def machine_of(plan: Plan) -> Machine:
     """
     try:
         hardware = Hardware.from_dict(plan.hardware, "the plan's hardware")
-        return Machine(Mesh(tuple(plan.mesh.items())), hardware, plan.created_by.cost_model)
+        return Machine(Mesh(tuple(plan.mesh.items())), hardware, plan.created_by.cost_model, plan.created_by.execution)
     except CostModelError as error:
         raise FileError(error.message, error.hint) from error
 

@@ -65,12 +65,15 @@ def record(
         for name, baseline in found.baselines.items()
     }
     baselines |= {name: BaselinePlan(feasible=False, reason=reason) for name, reason in found.contradicted.items()}
-    cost_model = found.schedule.machine.cost_model
+    machine = found.schedule.machine
+    created_by = CreatedBy(
+        autopar=__version__, torch=torch_version(), solver=found.solver, cost_model=machine.cost_model, execution=machine.execution
+    )  # fmt: skip
     return write(
         found.schedule, found.memory, target=target, optimizer=found.optimizer, memory_limit=memory_limit, pins=pins or {},
         bound_seconds=found.bound_seconds, solve_seconds=found.solve_seconds, tied_seconds=found.tied_seconds,
         baselines=dict(sorted(baselines.items())),
-        created_by=CreatedBy(autopar=__version__, torch=torch_version(), solver=found.solver, cost_model=cost_model), tried=tried,
+        created_by=created_by, tried=tried,
         search=search_record(
             check_effort(found.effort), found.cut, found.trace, found.seconds, found.bound_seconds, found.schedule.graph.microbatches
         ),

@@ -52,6 +52,9 @@ class Table:
 CUT = "the time limit cut it: another run may give another plan"
 """Text for a search that the time limit ended before its work was done."""
 
+HOST_BOUND = 0.9
+"""Share of the step from which the host's time is said to be what it waits for."""
+
 ONE_ORDER = "on plans that split a dim by several axes with the innermost major, as are searched on meshes of three and more"
 
 
@@ -76,6 +79,7 @@ def overview(plan: Plan) -> Table:
         *([("bound", ONE_ORDER)] if sum(size > 1 for size in plan.mesh.values()) > ALL_ORDERS else []),
         *([("layers", _tied(plan))] if objective.tied_seconds else []),
         ("step", _step(plan)),
+        *([("host", _host(plan))] if plan.created_by.execution else []),
         ("schedule", _schedule(plan)),
         (
             "memory",
@@ -112,6 +116,16 @@ def _step(plan: Plan) -> str:
         f"communication {units.seconds(predicted.communication_seconds)}, {units.seconds(hidden)}{share} of it hidden, "
         f"optimizer {units.seconds(predicted.optimizer_seconds)}; in sequence {units.seconds(predicted.sequential_seconds)}"
     )
+
+
+def _host(plan: Plan) -> str:
+    """What the host issues, and whether the step waits for it."""
+    execution, seconds = plan.created_by.execution, dict(plan.hardware.get("host", {}).get("issue_seconds", {}))
+    count = sum(row.launches or 0 for row in plan.schedule)
+    busy = plan.microbatches * count * seconds.get(execution, 0.0)
+    waits = busy > HOST_BOUND * (plan.predicted.step_seconds - plan.predicted.optimizer_seconds)
+    more = "; the step waits for it, so more ranks gain nothing" if waits else ""
+    return f"{count} kernels and calls, issued in {units.seconds(busy)} ({execution}){more}"
 
 
 def _unequal(plan: Plan) -> list[str]:

@@ -48,7 +48,7 @@ def compile_plan(
     init: Initialise | None = None,
     seed: int = 0,
     mesh: DeviceMesh | None = None,
-    execute: Execute = "eager",
+    execute: Execute | None = None,
     example: Example | None = None,
 ) -> ShardedModule:
     """The model as the plan splits it, on this rank. Every rank of the mesh calls it.
@@ -66,7 +66,8 @@ def compile_plan(
         seed: of the initialisation, the same on all ranks.
         mesh: the plan's mesh as a DeviceMesh, which may be a part of a larger one: each part then runs a replica, and data parallelism
             around it (``fully_shard``, DistributedDataParallel, averaged gradients) is the caller's. All processes when not given.
-        execute: ``eager``: operator by operator; ``graph``: as two ``torch.fx.GraphModule``s; ``compiled``: those by ``torch.compile``.
+        execute: ``eager``: operator by operator; ``graph``: as two ``torch.fx.GraphModule``s; ``compiled``: those by ``torch.compile``. By
+            default what the plan was priced for, else ``eager``.
         example: (args, kwargs, loss_args) to capture with, where the plan's record of the call does not do: arguments of its own classes.
 
     Raises:
@@ -84,11 +85,20 @@ def compile_plan(
         start_process_group(machine_of(plan).mesh)
     else:
         check_mesh(mesh, machine_of(plan).mesh)
+    execute = execute or _execution_of(plan)
     captured, schedule = together(lambda: _rebuilt(model, plan, loss, example), team_of(mesh))
     return compile_schedule(
         model, schedule, captured.constants, plan=plan, loss=loss, mesh=mesh, inputs=inputs, device=device, init=init, seed=seed,
         execute=execute, left=captured.left,
     )  # fmt: skip
+
+
+def _execution_of(plan: Plan) -> Execute:
+    """The way of execution that a plan was priced for. Raises UsageError for one in which no program runs yet."""
+    priced = plan.created_by.execution or "eager"
+    if priced == "cuda_graph":
+        raise UsageError("the plan is priced for CUDA graphs, in which no program runs yet", 'pass execute="compiled", "graph" or "eager"')
+    return priced
 
 
 def shared_plan(plan: Plan | None, mesh: DeviceMesh | None, device: str | torch.device | None) -> Plan:

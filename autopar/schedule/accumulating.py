@@ -140,7 +140,8 @@ def _rebuilt(schedule: Schedule, late: set[int], summed: Mapping[str, None], las
         waiting.pop(value)
         tensor = schedule.graph.tensors[values[value].tensor]
         seconds = schedule.machine.sum_seconds(values[value].bytes, tensor.dtype)
-        found.append(Instruction(next(number), "add", phase, (value,), (value + SUM,), COMPUTE if seconds else "", seconds, 0, value))
+        added = Instruction(next(number), "add", phase, (value,), (value + SUM,), COMPUTE if seconds else "", seconds, 0, value)
+        found.append(added._replace(launches=1 if schedule.machine.issue_seconds else None))
 
     early = {item.tensor for item in schedule.graph.inputs}
     for index, item in enumerate(schedule.instructions):

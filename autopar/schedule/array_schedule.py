@@ -166,8 +166,9 @@ class _Arrays:
             ints(item.microbatch for item in items), ints(works),
             np.array([item.seconds * work for item, work in zip(items, works, strict=True)]),
             ints(bits[item.stream] for item in items), ints(part.late for _, part in self.parts),
+            ints(item.launches or 0 for item in items),
             rows([self.slots[part.source]] if part.source in self.slots else [] for _, part in self.parts),
-            len(links), hardware.overlap_slowdown, hardware.launch_overlaps,
+            len(links), hardware.overlap_slowdown, hardware.launch_overlaps, self.schedule.machine.issue_seconds,
         )  # fmt: skip
 
     def _calls(self, *, priced: bool) -> CallTable:

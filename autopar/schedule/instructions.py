@@ -70,6 +70,7 @@ class Instruction(NamedTuple):
         over: of a run, the value whose memory its result takes; of a ``start``, the one that is reduced in place; None where there is none.
         stage: of a pipeline; one so far.
         microbatch: the first in which it runs; it does in all after it.
+        launches: kernels and calls that the host issues for it; None where the host has no price.
         late: of a wait, True where operators do not wait: its values are for the loss alone, and are waited for when that is read.
     """
 
@@ -86,6 +87,7 @@ class Instruction(NamedTuple):
     microbatch: int = 0
     over: str | None = None
     late: bool | None = None
+    launches: int | None = None
 
     @property
     def half(self) -> Phase:

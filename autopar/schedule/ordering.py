@@ -40,12 +40,13 @@ def order(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits
 
 
 class _Priced(NamedTuple):
-    """An operator's seconds and streams, whether it only views its source, and bytes of its results on a rank."""
+    """An operator's seconds and streams, whether it only views its source, bytes of its results on a rank, and kernels to issue."""
 
     seconds: float
     stream: str
     alias: bool
     sizes: tuple[int, ...]
+    launches: int | None
 
 
 class Prices:
@@ -70,7 +71,9 @@ class Prices:
                 for tensor, spec in zip(op.outputs, strategy.outputs, strict=True)
             )
             seconds = pricing.run_seconds(op, self.graph.tensors, strategy, self.machine)
-            self._runs[key] = strategy, _Priced(seconds, "+".join((COMPUTE, *sorted(links))), is_alias(op), sizes)
+            alias, stream = is_alias(op), "+".join((COMPUTE, *sorted(links)))
+            launches = None if alias else pricing.launches(op, self.graph.tensors, strategy, self.machine)
+            self._runs[key] = strategy, _Priced(seconds, stream, alias, sizes, launches)
         return self._runs[key][1]
 
     def route(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec) -> tuple[Leg, ...]:
@@ -145,9 +148,11 @@ class _Writer:
         self.values[name] = Value(tensor, spec, pricing.local_bytes(self.graph.tensors[tensor], spec, self.machine))
 
     def _add(
-        self, kind: Kind, phase: Moment, reads: tuple[str, ...], writes: tuple[str, ...], stream: str, seconds: float, size: int, of: str
+        self, kind: Kind, phase: Moment, reads: tuple[str, ...], writes: tuple[str, ...], stream: str, seconds: float, size: int, of: str,
+        launches: int | None = None,
     ) -> None:  # fmt: skip
-        self.instructions.append(Instruction(next(self.number), kind, phase, reads, writes, stream, seconds, size, of))
+        made = Instruction(next(self.number), kind, phase, reads, writes, stream, seconds, size, of, launches=launches)
+        self.instructions.append(made)
 
     def _run_again(self, reads: Iterable[str]) -> None:
         """Adds the second runs that ``reads`` need, and the second runs that these need."""
@@ -185,7 +190,7 @@ class _Writer:
             self.values[value] = Value(tensor, spec, size)
         self.operations[name] = Operation(op, strategy)
         taken = 0 if priced.alias and reads else sum(priced.sizes)
-        self._add("run", phase, reads, writes, priced.stream, priced.seconds, taken, name)
+        self._add("run", phase, reads, writes, priced.stream, priced.seconds, taken, name, priced.launches)
 
     def _make(self, value: str, reader: str) -> None:
         """Adds the reshard that makes ``value``, and first the reshards of its source."""
@@ -284,13 +289,14 @@ def steps_of(layout: Layout, spec: ShardingSpec, graph: Graph, machine: Machine)
 
 
 class Taken(NamedTuple):
-    """The links and seconds of a collective, its memory in flight, and seconds of copies and memory at its wait."""
+    """The links and seconds of a collective, its memory in flight, seconds of copies and memory at its wait, and what the host issues."""
 
     links: str
     seconds: float
     bytes: int
     copies: float
     unpacked: int
+    launches: int | None
 
 
 def taken_by(call: Collective, machine: Machine) -> Taken:
@@ -298,6 +304,7 @@ def taken_by(call: Collective, machine: Machine) -> Taken:
     return Taken(
         "+".join(machine.links(call.axes)), call.seconds(machine), call.taken_bytes,
         machine.copy_seconds(call.copied_bytes, call.dtype), call.target_bytes if call.unpacks else 0,
+        1 if machine.issue_seconds else None,
     )  # fmt: skip
 
 
@@ -306,8 +313,10 @@ def start_and_wait(call: Collective, taken: Taken, number: Iterator[int]) -> tup
     sources, targets = tuple([part.source for part in call.parts]), tuple([part.target for part in call.parts])
     over = sources[0] if call.in_place else None
     start = Instruction(next(number), "start", call.phase, sources, targets, taken.links, taken.seconds, taken.bytes, call.id, over=over)
+    start = start._replace(launches=taken.launches)
     stream = COMPUTE if taken.copies else ""
     wait = Instruction(next(number), "wait", call.phase, (), targets, stream, taken.copies, taken.unpacked, call.id, late=call.late or None)
+    wait = wait._replace(launches=taken.launches)
     return start, wait
 
 

@@ -5,6 +5,8 @@
   (a CPU), the rank's own thread hands sources over: a start with a source in flight waits for it.
 - Operators after a wait begin when the collective has ended and its copies are made; copies are operators' work. Operators do not wait
   for a late one: only the loss is made of it, and that is read after the step.
+- Where the host has a price (``Machine.execution``), it issues kernels and calls in the order of the list, each in the same time. Nothing
+  begins before it is issued.
 - While any link is busy, operators run at ``1 - overlap_slowdown`` of their speed.
 
 The clock itself is ``kernels.clock.run_clock``, which the local search asks too.
@@ -33,17 +35,20 @@ class Slot(NamedTuple):
     stalled: float = 0.0
 
 
-def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0, *, overlaps: bool = True) -> tuple[Slot, ...]:
+def simulate(
+    instructions: Iterable[Instruction], slowdown: float = 0.0, *, overlaps: bool = True, issue: float = 0.0
+) -> tuple[Slot, ...]:  # fmt: skip
     """When each run, add, start and wait happens; of a start, when the collective runs.
 
     Args:
         slowdown, overlaps: the hardware's ``overlap_slowdown`` and ``launch_overlaps``.
+        issue: the machine's ``issue_seconds``.
 
     Raises:
         KeyError: a wait for a call that was not started.
     """
     items = _timed(instructions)
-    _, timeline = _run(items, slowdown, overlaps)
+    _, timeline = _run(items, slowdown, overlaps, issue)
     columns = (array.tolist() for array in (timeline.begins, timeline.ends, timeline.since[:-1], timeline.stalls))
     return tuple(map(Slot, items, *columns))
 
@@ -53,11 +58,11 @@ def _timed(instructions: Iterable[Instruction]) -> list[Instruction]:
     return [item for item in instructions if item.kind != "free" and item.kind != "slice"]
 
 
-def _run(items: list[Instruction], slowdown: float, overlaps: bool) -> tuple[float, Timeline]:
+def _run(items: list[Instruction], slowdown: float, overlaps: bool, issue: float) -> tuple[float, Timeline]:
     """The end of a list, and its timeline: each call is a slot of its own."""
     count = sum(item.kind == "start" for item in items)
     starts, copies, late, held = np.zeros(count), np.zeros(count), np.zeros(count, dtype=np.int64), [0] * (2 * count)
-    order, seconds, flying = list[int](), list[float](), list[list[int]]()
+    order, seconds, flying, launches = list[int](), list[float](), list[list[int]](), [0] * (2 * count)
     begun, maker, bits, number = dict[str, int](), dict[str, int](), dict[str, int](), dict[str, int]()
     for item in items:
         links = bits.get(item.stream)
@@ -67,20 +72,21 @@ def _run(items: list[Instruction], slowdown: float, overlaps: bool) -> tuple[flo
             slot = begun[item.of] = len(flying)
             flying.append([maker[value] for value in item.reads if value in maker])
             maker.update(dict.fromkeys(item.writes, slot))
-            starts[slot], held[2 * slot] = item.seconds, links
+            starts[slot], held[2 * slot], launches[2 * slot] = item.seconds, links, item.launches or 0
             order.append(2 * slot)
         elif item.kind == "wait":
             slot = begun[item.of]
-            copies[slot], late[slot] = item.seconds, bool(item.late)
+            copies[slot], late[slot], launches[2 * slot + 1] = item.seconds, bool(item.late), item.launches or 0
             order.append(2 * slot + 1)
         else:
             order.append(2 * count + len(seconds))
             seconds.append(item.seconds)
             held.append(links)
+            launches.append(item.launches or 0)
     size, none = len(held), np.zeros(2 * count)
     clock = ClockTable(
-        np.zeros(size, dtype=np.int64), np.ones(size, dtype=np.int64), np.concatenate([none, seconds]), ints(held), late, rows(flying),
-        len(number), slowdown, overlaps,
+        np.zeros(size, dtype=np.int64), np.ones(size, dtype=np.int64), np.concatenate([none, seconds]), ints(held), late, ints(launches),
+        rows(flying), len(number), slowdown, overlaps, issue,
     )  # fmt: skip
     slots = np.arange(count)
     timeline = timeline_for(len(order), count, len(number))
@@ -90,8 +96,10 @@ def _run(items: list[Instruction], slowdown: float, overlaps: bool) -> tuple[flo
 
 def simulated(schedule: Schedule) -> tuple[Slot, ...]:
     """The schedule on its own machine; where a step has several microbatches, the last of them."""
-    hardware = schedule.machine.hardware
-    return simulate(schedule.instructions, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps)
+    machine, hardware = schedule.machine, schedule.machine.hardware
+    return simulate(
+        schedule.instructions, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps, issue=machine.issue_seconds
+    )  # fmt: skip
 
 
 def makespan(slots: Iterable[Slot]) -> float:
@@ -101,8 +109,8 @@ def makespan(slots: Iterable[Slot]) -> float:
 
 def microbatches_seconds(schedule: Schedule) -> float:
     """All microbatches, one after another: the next begins when everything of the one before has ended."""
-    hardware = schedule.machine.hardware
-    ends = (_run(_timed(items), hardware.overlap_slowdown, hardware.launch_overlaps)[0] for _, items in schedule.rounds)
+    hardware, issue = schedule.machine.hardware, schedule.machine.issue_seconds
+    ends = (_run(_timed(items), hardware.overlap_slowdown, hardware.launch_overlaps, issue)[0] for _, items in schedule.rounds)
     return sum(times * end for (times, _), end in zip(schedule.rounds, ends, strict=True))
 
 

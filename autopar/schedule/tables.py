@@ -26,9 +26,11 @@ class ClockTable(NamedTuple):
         seconds: of runs and sums.
         links: that each holds, as bits.
         late: 1 for slots whose wait does not hold up operators.
+        launches: kernels and calls that the host issues for each.
         flying: of each slot the slots whose targets its start may read in flight.
         link_count: how many links there are.
         slowdown, overlaps: the hardware's ``overlap_slowdown`` and ``launch_overlaps``.
+        issue: the machine's ``issue_seconds``.
     """
 
     first: Ints
@@ -36,10 +38,12 @@ class ClockTable(NamedTuple):
     seconds: Floats
     links: Ints
     late: Ints
+    launches: Ints
     flying: Rows
     link_count: int
     slowdown: float
     overlaps: bool
+    issue: float
 
 
 class Timeline(NamedTuple):
@@ -50,6 +54,7 @@ class Timeline(NamedTuple):
         stalls: how long operators stand still for it.
         since: when operators come to it.
         busy, until: when links are idle, and when everything before it has ended.
+        issued: what the host has issued.
         free_at: when each link is free: the links at the first place, then at the second.
         free: scratch, by link.
         arrives: by slot, when its call has ended.
@@ -62,6 +67,7 @@ class Timeline(NamedTuple):
     since: Floats
     busy: Floats
     until: Floats
+    issued: Ints
     free_at: Floats
     free: Floats
     arrives: Floats
@@ -243,5 +249,5 @@ def descend(
 def timeline_for(length: int, slots: int, links: int) -> Timeline:
     """Room for the clock of a list."""
     by_place, states = np.zeros((3, length)), np.zeros((3, length + 1))
-    reached = np.zeros(1, dtype=np.int64)
-    return Timeline._make([*by_place, *states, np.zeros((length + 1) * links), np.zeros(links), np.zeros(slots), reached])
+    issued, reached = np.zeros(length + 1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    return Timeline._make([*by_place, *states, issued, np.zeros((length + 1) * links), np.zeros(links), np.zeros(slots), reached])

@@ -10,7 +10,8 @@ instruction::
     backward, microbatch 3
       3 free: w@fwd | 4096 B
 
-After the bar stand its stream, seconds and bytes where there are any. ``over VALUE`` names memory that is taken over; then ``late``.
+After the bar stand stream, seconds, bytes and launches where there are any. ``over VALUE`` names memory that is taken over. Then ``late``
+may stand.
 The collective before a start's name is for readers only. Names that are not plain words are quoted as in JSON.
 """
 
@@ -60,7 +61,8 @@ def _line(item: Instruction, call: str) -> str:
     values = [*map(_quoted, item.reads), *(["->", *map(_quoted, item.writes)] if item.writes else [])]
     facts = [
         *([_quoted_stream(item.stream)] if item.stream else []), *([f"{item.seconds!r} s"] if item.seconds else []),
-        *([f"{item.bytes} B"] if item.bytes else []), *(["over", _quoted(item.over)] if item.over is not None else []),
+        *([f"{item.bytes} B"] if item.bytes else []), *([f"{item.launches} launches"] if item.launches is not None else []),
+        *(["over", _quoted(item.over)] if item.over is not None else []),
         *(["late"] if item.late else []),
     ]  # fmt: skip
     return "  " + " ".join([*words[:-1], words[-1] + ":", *values, *(["|", *facts] if facts else [])])
@@ -138,9 +140,11 @@ def _facts(tokens: list[str]) -> Iterator[tuple[str, Any]]:
             yield "seconds", float(token)
         elif after == "B" and token.isdigit():
             yield "bytes", int(token)
+        elif after == "launches" and token.isdigit():
+            yield "launches", int(token)
         else:
             yield "stream", _unquoted(token)
-        place += 2 if token == "over" or (after in ("s", "B") and token[0] in NUMERIC) else 1
+        place += 2 if token == "over" or (after in ("s", "B", "launches") and token[0] in NUMERIC) else 1
 
 
 def _unquoted(word: str) -> str:

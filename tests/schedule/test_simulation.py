@@ -20,9 +20,9 @@ class Listing:
         self.items.append(Instruction(len(self.items), kind, "forward", **more))  # type: ignore[arg-type]
         return self
 
-    def run(self, name: str, seconds: float, reads: Sequence[str] = (), links: str = "") -> Listing:
+    def run(self, name: str, seconds: float, reads: Sequence[str] = (), links: str = "", launches: int | None = None) -> Listing:
         stream = COMPUTE + (f"+{links}" if links else "")
-        return self._add("run", of=name, seconds=seconds, reads=tuple(reads), writes=(name,), stream=stream)
+        return self._add("run", of=name, seconds=seconds, reads=tuple(reads), writes=(name,), stream=stream, launches=launches)
 
     def start(self, name: str, seconds: float, reads: Sequence[str] = (), link: str = "node") -> Listing:
         return self._add("start", of=name, seconds=seconds, reads=tuple(reads), writes=(name,), stream=link)
@@ -31,8 +31,10 @@ class Listing:
         return self._add("wait", of=name, writes=(name,), seconds=copies, stream=COMPUTE if copies else "", late=late)
 
 
-def spans(listing: Listing, slowdown: float = 0.0, overlaps: bool = True) -> dict[tuple[str, str], tuple[float, float]]:
-    slots = simulate(listing.items, slowdown, overlaps=overlaps)
+def spans(
+    listing: Listing, slowdown: float = 0.0, overlaps: bool = True, issue: float = 0.0
+) -> dict[tuple[str, str], tuple[float, float]]:  # fmt: skip
+    slots = simulate(listing.items, slowdown, overlaps=overlaps, issue=issue)
     return {(slot.instruction.kind, slot.instruction.of): (slot.begin, slot.end) for slot in slots}
 
 
@@ -52,6 +54,22 @@ def test_a_collective_runs_beside_operators_until_it_is_waited_for() -> None:
 def test_the_stall_is_how_long_operators_stood_still() -> None:
     slots = simulate(Listing().start("w", 4.0).run("a", 3.0).wait("w", copies=2.0).items)
     assert [(slot.begin, slot.end, slot.stalled) for slot in slots][-1] == (3.0, 6.0, 1.0)
+
+
+def test_nothing_begins_before_the_host_has_issued_it() -> None:
+    listing = Listing().run("a", 5.0, launches=1).run("view", 0.0).run("b", 1.0, launches=2).run("c", 1.0, launches=4)
+    found = spans(listing, issue=2.0)
+    assert found["run", "a"] == (2.0, 7.0), "one kernel is issued in 2 s"
+    assert found["run", "view"] == (7.0, 7.0)
+    assert found["run", "b"] == (7.0, 8.0), "the second of its kernels is issued at 6 s"
+    assert found["run", "c"] == (8.0, 14.25), "the last of its kernels is issued at 14 s, and takes a quarter of a second"
+    assert spans(listing)["run", "c"] == (6.0, 7.0), "a host without a price takes no time"
+
+
+def test_the_host_issues_calls_too() -> None:
+    listing = Listing().start("w", 4.0).run("a", 1.0, launches=1).wait("w")
+    listing.items = [item._replace(launches=1) for item in listing.items]
+    assert spans(listing, issue=3.0) == {("start", "w"): (3.0, 7.0), ("run", "a"): (6.0, 7.0), ("wait", "w"): (7.0, 9.0)}
 
 
 def test_operators_do_not_wait_for_what_is_late() -> None:

@@ -17,19 +17,20 @@ forward
   0 start all_gather(dp) w@fwd: w -> w@fwd | node 2.0 s 4096 B
   1 run first: x -> y | compute 3.0 s 128 B
   2 wait w@fwd: -> w@fwd
-  3 run mm: y w@fwd -> mm "a b" | compute 1.0 s 128 B over y
+  3 run mm: y w@fwd -> mm "a b" | compute 1.0 s 128 B 2 launches over y
   4 free: y w@fwd | 4096 B
 backward, microbatch 3
   5 wait loss: -> loss | late
 recompute, stage 1
   6 slice cut: -> cut"""
-ODD = ["w@fwd", "mm:1", "a#1+2", "->", "over", "late", "12", "s", "B", "all_gather(dp)", "f(x:(2)2)", "a b", '"', "x:", "|", ""]
+ODD = ["w@fwd", "mm:1", "a#1+2", "->", "over", "late", "12", "s", "B", "launches", "all_gather(dp)", "f(x:(2)2)", "a b", '"', "x:", "|", ""]
 NAMES = st.one_of(st.sampled_from(ODD), st.text(max_size=5))
 SECONDS = st.floats(0, 1e6, allow_nan=False).map(lambda seconds: seconds or 0.0)
 INSTRUCTIONS = st.builds(
     Instruction, st.integers(0, 10**6), st.sampled_from(KINDS), st.sampled_from(["forward", "recompute", "backward"]),
     st.lists(NAMES, max_size=3).map(tuple), st.lists(NAMES, max_size=3).map(tuple), NAMES, SECONDS, st.integers(0, 2**50), NAMES,
     st.integers(0, 3), st.integers(0, 3), st.none() | NAMES, st.sampled_from([None, True]),
+    st.none() | st.integers(0, 99),
 )  # fmt: skip
 
 

@@ -55,17 +55,21 @@ def operator_ends(begin: float, seconds: float, busy: float, slowdown: float) ->
 
 def schedule_seconds(schedule: Schedule) -> float:
     """The step of a schedule but for the optimizer, by the list alone."""
-    hardware = schedule.machine.hardware
-    now = 0.0
+    hardware, issue = schedule.machine.hardware, schedule.machine.issue_seconds
+    now, host = 0.0, 0.0
     link_free: dict[str, float] = defaultdict(float)
     arrival: dict[str, float] = defaultdict(float)
     ends: dict[str, float] = {}
     for item in schedule.instructions:
         links = [name for name in item.stream.split("+") if name not in ("", "compute")]
+        kernels = item.launches or 0
+        issued, host = host + issue * min(kernels, 1), host + issue * kernels
         if item.kind == "wait":
             now = now if item.late else max(now, ends[item.of])
+        if item.kind in ("run", "wait") and kernels:
+            now = max(now, issued)
         if item.kind == "start":
-            arrived = max(now, *(arrival[value] for value in item.reads))
+            arrived = max(now, issued, *(arrival[value] for value in item.reads))
             ends[item.of] = max(arrived, *(link_free[name] for name in links)) + item.seconds
             link_free.update(dict.fromkeys(links, ends[item.of]))
             arrival.update(dict.fromkeys(item.writes, ends[item.of]))
@@ -75,6 +79,7 @@ def schedule_seconds(schedule: Schedule) -> float:
             link_free.update(dict.fromkeys(links, now))
         elif item.kind in ("run", "wait"):
             now = operator_ends(now, item.seconds, max(link_free.values(), default=0.0), hardware.overlap_slowdown)
+            now = max(now, host + item.seconds / kernels) if kernels > 1 else now
     return max(now, *ends.values()) if ends else now
 
 

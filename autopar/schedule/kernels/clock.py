@@ -23,11 +23,12 @@ def run_clock(
     """
     slots = len(order.head)
     now, busy, until, unsettled, rate = known.since[first], known.busy[first], known.until[first], 0.0, 1.0 - clock.slowdown
+    issued = known.issued[first]
     links_at = first * clock.link_count
     for link in range(clock.link_count):
         timeline.free[link] = known.free_at[links_at + link]
     for at in range(first, order.length[0] + 1):
-        timeline.since[at], timeline.busy[at], timeline.until[at] = now, busy, until
+        timeline.since[at], timeline.busy[at], timeline.until[at], timeline.issued[at] = now, busy, until, issued
         links_at = at * clock.link_count
         for link in range(clock.link_count):
             timeline.free_at[links_at + link] = timeline.free[link]
@@ -40,11 +41,14 @@ def run_clock(
         timeline.begins[at], timeline.ends[at], timeline.stalls[at] = now, now, 0.0
         if clock.first[item] > last:
             continue
-        links, slot, seconds = clock.links[item], item >> 1, 0.0
+        links, slot, seconds, launches = clock.links[item], item >> 1, 0.0, clock.launches[item]
+        host = clock.issue * (issued + 1) if launches > 0 else 0.0
+        issued += launches
         if item >= 2 * slots:
             if not clock.works[item]:
                 continue
-            seconds = clock.seconds[item]
+            seconds, now = clock.seconds[item], max(now, host)
+            timeline.begins[at] = now
             if links:
                 for link in range(clock.link_count):
                     if (links >> link) & 1:
@@ -61,9 +65,9 @@ def run_clock(
             if not clock.late[slot] and timeline.arrives[slot] > now:
                 timeline.stalls[at] = timeline.arrives[slot] - now
                 now = timeline.arrives[slot]
-            seconds = copies[slot]
+            seconds, now = copies[slot], max(now, host)
         else:
-            begin, part = now, slot
+            begin, part = max(now, host), slot
             while part >= 0:
                 for place in range(clock.flying.begins[part], clock.flying.begins[part + 1]):
                     begin = max(begin, timeline.arrives[order.head[clock.flying.entries[place]]])
@@ -90,6 +94,8 @@ def run_clock(
             now = now + seconds / rate
         else:
             now = busy + seconds - rate * (busy - now)
+        if launches > 1:
+            now = max(now, clock.issue * issued + seconds / launches)
         timeline.ends[at] = now
         until = max(until, now)
     timeline.length[0] = order.length[0]
@@ -127,6 +133,7 @@ def take_over(timeline: Timeline, known: Timeline, first: int, length: int) -> N
         known.begins[at], known.ends[at], known.stalls[at] = timeline.begins[at], timeline.ends[at], timeline.stalls[at]
     for at in range(first, ended + 1):
         known.since[at], known.busy[at], known.until[at] = timeline.since[at], timeline.busy[at], timeline.until[at]
+        known.issued[at] = timeline.issued[at]
     for at in range(first * len(known.free), (ended + 1) * len(known.free)):
         known.free_at[at] = timeline.free_at[at]
     known.length[0] = length

@@ -4,16 +4,16 @@ cdef class Rows:
     cdef const int64_t[::1] begins, entries
 
 cdef class ClockTable:
-    cdef const int64_t[::1] first, works, links, late
+    cdef const int64_t[::1] first, works, links, late, launches
     cdef const double[::1] seconds
     cdef Rows flying
     cdef int64_t link_count
-    cdef double slowdown
+    cdef double slowdown, issue
     cdef bint overlaps
 
 cdef class Timeline:
     cdef double[::1] begins, ends, stalls, since, busy, until, free_at, free, arrives
-    cdef int64_t[::1] length
+    cdef int64_t[::1] issued, length
 
 cdef class CallTable:
     cdef const int64_t[::1] classes, sent, came, target, packs, unpacks, gathers, reduces, storage, source, in_place

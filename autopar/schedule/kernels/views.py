@@ -17,14 +17,16 @@ class ClockTable:
     """See ``tables.ClockTable``."""
 
     def __init__(self, *fields: Any) -> None:
-        self.first, self.works, self.seconds, self.links, self.late, self.flying, self.link_count, self.slowdown, self.overlaps = fields
+        self.first, self.works, self.seconds, self.links, self.late, self.launches, self.flying, *rest = fields
+        self.link_count, self.slowdown, self.overlaps, self.issue = rest
 
 
 class Timeline:
     """See ``tables.Timeline``."""
 
     def __init__(self, *fields: Any) -> None:
-        self.begins, self.ends, self.stalls, self.since, self.busy, self.until, self.free_at, self.free, self.arrives, self.length = fields
+        self.begins, self.ends, self.stalls, self.since, self.busy, self.until, self.issued, *rest = fields
+        self.free_at, self.free, self.arrives, self.length = rest
 
 
 class CallTable:

@@ -44,7 +44,7 @@ def aggregated_memory_bound(space: Space, folding: Folding | None, limit: int, b
 def _one_rank_model(space: Space) -> Model:
     """The model of that one rank: fastest seconds of each operator, and recomputation of every forward operator that may run twice."""
     mesh = Mesh(tuple((name, 1) for name in space.machine.mesh.names))
-    machine = Machine(mesh, space.machine.hardware, space.machine.cost_model)
+    machine = Machine(mesh, space.machine.hardware, space.machine.cost_model, space.machine.execution)
     model = build_model(Space(space.graph, machine, space.optimizer, Pins({}, {}, {})), recompute_times=1, small_share=0.0)
     least = {op.name: float(space.op_choices(op).seconds.min()) for op in space.graph.ops}
     given = {item.tensor: float(space.input_seconds(item, space.input_specs(item)).min()) for item in space.graph.inputs}

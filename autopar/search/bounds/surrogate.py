@@ -29,12 +29,14 @@ from dataclasses import dataclass
 import numpy as np
 import pulp
 
-from autopar.graph import Phase
+from autopar.graph import Graph, Phase
+from autopar.rules import is_alias, kernel_launches
 from autopar.search.choices.space import Space
 from autopar.search.folding.fold import Folding
 from autopar.search.ilp.critical_path import Path
 from autopar.search.ilp.model import Edge, Model, Priced
 from autopar.search.settings import PATH_GAIN
+from cost_models import Machine
 
 PHASES: tuple[Phase, ...] = ("forward", "backward")
 RUN_KINDS = ("op", "recompute")
@@ -145,12 +147,26 @@ def floor_of_space(space: Space, folding: Folding | None) -> float:
     """The bound of ``floor_of_model`` before there is a model, for the whole graph where equal layers are folded."""
     times = folding.count_of if folding is not None else lambda name: 1
     ops = sum(times(op.name) * float(space.op_choices(op).seconds.min()) for op in space.graph.ops)
-    return ops + sum(times(item.tensor) * float(space.input_seconds(item, space.input_specs(item)).min()) for item in space.graph.inputs)
+    optimizer = sum(times(item.tensor) * float(space.input_seconds(item, space.input_specs(item)).min()) for item in space.graph.inputs)
+    return max(ops, issue_floor(space.graph if folding is None else folding.whole, space.machine)) + optimizer
 
 
 def floor_of_model(model: Model) -> float:
-    """Cheapest-choice bound, in seconds: every operator and the optimizer step in the cheapest choice, and no collective."""
-    return float(sum(times * node.seconds.min() for times, node in zip(model.node_counts, model.nodes, strict=True)))
+    """Cheapest-choice bound, in seconds: every operator and the optimizer step in the cheapest choice, and no collective.
+
+    The host issues every operator's kernels before the optimizer step.
+    """
+    least = [(node.kind, float(times * node.seconds.min())) for times, node in zip(model.node_counts, model.nodes, strict=True)]
+    optimizer = sum(seconds for kind, seconds in least if kind == "input")
+    everything = sum(seconds for _, seconds in least)
+    return max(everything, issue_floor(model.planned_graph, model.space.machine) + optimizer)
+
+
+def issue_floor(graph: Graph, machine: Machine) -> float:
+    """Seconds that the host takes to issue the kernels of every operator once."""
+    if not machine.issue_seconds:
+        return 0.0
+    return machine.issue_seconds * sum(kernel_launches(op, graph.tensors) for op in graph.ops if not is_alias(op))
 
 
 class Evaluation:

@@ -104,7 +104,7 @@ def axis_merges(machine: Machine, axes: int) -> Iterator[AxisMerge]:
             sizes = [math.prod(mesh.sizes[axis] for axis in word) for word in words]
             own = tuple((name, link) for name, found in zip(names, links, strict=True) for link in found if link is not None)
             merged = Mesh(tuple(zip(names, sizes, strict=True)))
-            yield AxisMerge(Machine(merged, replace(hardware, axes=own), machine.cost_model), words)
+            yield AxisMerge(Machine(merged, replace(hardware, axes=own), machine.cost_model, machine.execution), words)
 
 
 def _cuts(count: int, parts: int) -> Iterator[tuple[tuple[int, int], ...]]:
