@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 def may_split_unevenly(extent: int, size: int) -> bool:
     """Whether axes of ``size`` ranks may split a dim that they do not divide. A dim with fewer elements than ranks is not offered.
 
-    >>> [is_offered(extent, 4) for extent in (50257, 6, 5, 4, 3)]
+    >>> [may_split_unevenly(extent, 4) for extent in (50257, 6, 5, 4, 3)]
     [True, True, False, False, False]
     """
     each = -(-extent // size)
