@@ -35,7 +35,6 @@ class Entered:
     owners: dict[str, torch.Tensor] = field(default_factory=dict)
     trained: list[tuple[str, torch.Tensor]] = field(default_factory=list)
 
-
     def copy(self) -> Entered:
         """The same for another call, which adds its inputs."""
         return Entered(dict(self.locals), dict(self.owners), list(self.trained))
@@ -97,10 +96,14 @@ class HeldWeights:
 
     def _noted(self, step: Step, differentiates: bool, entered: Entered) -> _Call | None:
         """The call, for the next one to be held against; None where something is computed in a weight's place."""
-        names = [name for item, _ in step.weights for name in (item.name, *item.aliases)]
-        places = [(self._owners[name][0].__dict__, self._owners[name][1], self.find(name)) for name in names]
-        if not all(last in {**held["_parameters"], **held["_buffers"]} for held, last, _ in places):
-            return None
+        places = []
+        for name in (name for item, _ in step.weights for name in (item.name, *item.aliases)):
+            part, last = self._owners[name]
+            attributes = part.__dict__
+            tensor = attributes["_parameters"].get(last, attributes["_buffers"].get(last))
+            if tensor is None:
+                return None
+            places.append((attributes, last, tensor))
         lying = [(tensor, spec_of(tensor), local_of(tensor)) for _, _, tensor in places]
         return _Call(step, differentiates, entered, [(*place, place[2].requires_grad) for place in places], lying)
 

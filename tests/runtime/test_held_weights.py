@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 import autopar
 from autopar.errors import UsageError
@@ -58,3 +59,26 @@ def test_each_change_of_a_weight_is_seen_by_the_next_call() -> None:
 
     (seen,) = run_ranks(rank_main, 1)
     assert len(seen) == 6 and all(seen.values()), seen
+
+
+def test_what_is_computed_in_a_weights_place_is_computed_once_a_call() -> None:
+    """Spectral norm goes on with its power method at each look."""
+    model, looks = build(), list[int]()
+    plan = autopar.plan(model, (X,), mesh={"dp": 1}, hardware="h100-sxm")
+
+    class Twice(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            looks.append(1)
+            return 2 * weight
+
+    def rank_main(rank: int) -> list[int]:
+        module: Any = autopar.compile(copy.deepcopy(model), plan)
+        parametrize.register_parametrization(module.get_submodule("0"), "weight", Twice())
+        counts = []
+        for _ in range(3):
+            looks.clear()
+            module(X)
+            counts.append(len(looks))
+        return counts
+
+    assert run_ranks(rank_main, 1) == [[1, 1, 1]]
