@@ -107,6 +107,8 @@ LIMIT_SHARES = (0.95, 1.0)
 """Shares of the limit that solutions may hold. The first leaves room to prefetch. On Llama-3-8B, 8x8, 14 and 7 GiB, 0.9 bought nothing."""
 CROSSOVER_SOLVES, CROSSOVER_PASSES = 8, 4
 """Solves under one share, each with more reserved; and passes of crossover. At most."""
+CROSSOVER_IDLE = 1
+"""Passes of crossover that may gain nothing before it ends: each learns prices for the next."""
 CROSSOVER_GAP, CROSSOVER_SOLVE_WORK = 5e-3, 6.0
 """Gap at which a solve of crossover stops, and its work."""
 FIRST_ANSWER_TRIES = 4

@@ -22,6 +22,7 @@ from autopar.search.ilp.rematerialization import without_kept_memory
 from autopar.search.memory.min_memory import infeasible_error, minimise_peak, readable_bytes
 from autopar.search.settings import (
     CROSSOVER_GAP,
+    CROSSOVER_IDLE,
     CROSSOVER_PASSES,
     FITTING_SOLVES,
     FLIPS,
@@ -78,10 +79,12 @@ def cross_over_plans(search: SearchState, prices: LearnedOverlap, budget: Budget
         if search.request.draft and search.best is not None and search.best.memory.peak <= search.limit:
             return
     estimate: ScheduledPlan | None = None
+    idle = 0
     for _ in range(CROSSOVER_PASSES):
         search.has_gained = False
         found, prices = search.recombine((*search.answers, *written), prices, budget, shares, estimate)
-        if found is None or not search.has_gained or search.request.draft or budget.over:
+        idle = 0 if search.has_gained else idle + 1
+        if found is None or idle > CROSSOVER_IDLE or search.request.draft or budget.over:
             break
         shares, estimate = LIMIT_SHARES[:1], found if found.estimated else None
         answer = _solve_within(search, light, prices, int(LIMIT_SHARES[0] * search.limit), CROSSOVER_GAP, budget)
