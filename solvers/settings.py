@@ -142,7 +142,7 @@ class Settings:
     With 0.003 alone, one limit and one noise, U costs 1.1 % more after 50 units.
     """
     spreads: tuple[float, ...] = (0.0, 0.0, 0.03, 0.1, 0.3)
-    """Spreads of the dual's prices between sweeps, of which an episode draws one. With 0 the prices of the episode stay.
+    """Spreads of the dual's prices between sweeps. An episode draws one; with 0 its prices stay.
 
     Without them U costs 4.5 % more, S 0.3 %, K 0.5 %. With 0.1 alone S costs 4.8 % more.
     """

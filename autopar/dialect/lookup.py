@@ -1,8 +1,8 @@
 """``autopar.embedding`` and ``autopar.nll_loss``: tables read by index, and their gradients.
 
-All four take an ``offset``: the operand holds only rows (or classes) ``offset ... offset + its size`` of the whole
-table, and what lies outside contributes zero, so that a split table is a partial sum. ``offset`` is 0 in captured graphs. A rank that holds
-the whole table gives ``WHOLE``: torch's own kernels then run, which fail where an index is out of range.
+All four take an ``offset``: the operand holds only rows (or classes) ``offset ... offset + its size`` of the whole table. Rows outside
+contribute zero, so a split table gives a partial sum. ``offset`` is 0 in captured graphs. A rank with the whole table gives ``WHOLE``.
+Then torch's own kernels run, which fail where an index is out of range.
 """
 
 from __future__ import annotations

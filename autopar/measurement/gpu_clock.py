@@ -24,7 +24,7 @@ MOST_QUEUED = 50
 LEADS = (1.5, 6.0, 24.0)
 """How long the device is kept busy, in host seconds of the calls. Each is tried when the host was late with the one before."""
 DELAY_SIZE = 2048
-"""Rows and columns of the float32 product that keeps the device busy: 0.3 ms of an H100, a tenth of which it takes to issue."""
+"""Rows and columns of a float32 product that keeps the device busy. Its 17 GFLOP take 0.26 ms at an H100's peak, and 0.04 ms to issue."""
 DELAY_CALLS = 8
 """Products whose mean time is that of one."""
 
@@ -61,7 +61,7 @@ class Queue(Protocol):
         """Of the device, from one mark to a later one, both reached."""
 
     def delay(self, seconds: float) -> None:
-        """Gives the device work of at least so many seconds."""
+        """Queues work for the device that lasts this many seconds at least."""
 
 
 def time_call(call: Callable[[], Any], queue: Queue, window: float) -> CallTime:

@@ -106,14 +106,18 @@ def _tied(plan: Plan) -> str:
 
 
 def _step(plan: Plan) -> str:
-    """The parts of the step. Hidden communication is the time that overlap saves over running in sequence."""
+    """The parts of the step. Hidden communication is the time that overlap saves over running in sequence.
+
+    A host adds time that is none of the parts, so nothing is said of hiding then.
+    """
     predicted = plan.predicted
     hidden = min(predicted.sequential_seconds - predicted.step_seconds, predicted.communication_seconds)
     hidden = hidden if hidden > ROUNDING * predicted.sequential_seconds else 0.0
     share = f" ({units.percent(hidden / predicted.communication_seconds)})" if predicted.communication_seconds > 0 else ""
+    overlap = "" if plan.created_by.execution else f", {units.seconds(hidden)}{share} of it hidden"
     return (
         f"{units.seconds(predicted.step_seconds)} simulated: compute {units.seconds(predicted.compute_seconds)}, "
-        f"communication {units.seconds(predicted.communication_seconds)}, {units.seconds(hidden)}{share} of it hidden, "
+        f"communication {units.seconds(predicted.communication_seconds)}{overlap}, "
         f"optimizer {units.seconds(predicted.optimizer_seconds)}; in sequence {units.seconds(predicted.sequential_seconds)}"
     )
 
@@ -121,8 +125,8 @@ def _step(plan: Plan) -> str:
 def _host(plan: Plan) -> str:
     """What the host issues, and whether the step waits for it."""
     execution, seconds = plan.created_by.execution, dict(plan.hardware.get("host", {}).get("issue_seconds", {}))
-    count = sum(row.launches or 0 for row in plan.schedule)
-    busy = plan.microbatches * count * seconds.get(execution, 0.0)
+    count = sum((row.launches or 0) * (plan.microbatches - row.microbatch) for row in plan.schedule)
+    busy = count * seconds.get(execution, 0.0)
     waits = busy > HOST_BOUND * (plan.predicted.step_seconds - plan.predicted.optimizer_seconds)
     more = "; the step waits for it, so more ranks gain nothing" if waits else ""
     return f"{count} kernels and calls, issued in {units.seconds(busy)} ({execution}){more}"

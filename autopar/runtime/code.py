@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-Told = Callable[[Exception, Mapping[str, Any]], None]
-"""Is given an error of a statement and the function's variables; raises what says more, if it can."""
+ErrorHandler = Callable[[Exception, Mapping[str, Any]], None]
+"""Handler of a statement's error, given the function's variables too. It raises an error that says more, or returns."""
 LITERALS = (bool, int, str, type(None))
 """Types whose values are written as they are; all others are global names of the function."""
 
@@ -26,12 +26,12 @@ class Segment:
         run: the values of each hosted rank, the calls in flight, the collectives observed. Takes from the values what it reads, and
             puts there what is left at its end.
         source: its text.
-        told: by number of a line, what may say more of an error there.
+        handlers: error handlers by line number.
     """
 
     run: Callable[..., None]
     source: str
-    told: Mapping[int, Told] = field(default_factory=dict)
+    handlers: Mapping[int, ErrorHandler] = field(default_factory=dict)
 
     def __call__(self, ranks: Sequence[MutableMapping[str, Tensor]], flights: MutableMapping[str, Any], observed: list[Any] | None) -> None:
         """Runs the instructions. Raises what their operators raise."""
@@ -41,8 +41,8 @@ class Segment:
             trace = error.__traceback__
             while trace is not None and trace.tb_frame.f_code is not self.run.__code__:
                 trace = trace.tb_next
-            if trace is not None and trace.tb_lineno in self.told:
-                self.told[trace.tb_lineno](error, trace.tb_frame.f_locals)
+            if trace is not None and trace.tb_lineno in self.handlers:
+                self.handlers[trace.tb_lineno](error, trace.tb_frame.f_locals)
             raise
 
 
@@ -56,18 +56,18 @@ class Code:
     def __init__(self, hosted: int) -> None:
         self.hosted = hosted
         self._lines: list[str] = []
-        self._told: dict[int, Told] = {}
+        self._handlers: dict[int, ErrorHandler] = {}
         self._objects: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._variables: dict[str, str] = {}
         self._entering: dict[str, None] = {}
         self._live: dict[str, None] = {}
 
-    def add(self, line: str, told: Told | None = None) -> None:
+    def add(self, line: str, handler: ErrorHandler | None = None) -> None:
         """Appends a statement."""
         self._lines.append(line)
-        if told is not None:
-            self._told[len(self._lines)] = told
+        if handler is not None:
+            self._handlers[len(self._lines)] = handler
 
     def object(self, value: Any) -> str:
         """The expression of anything that is settled before the first step."""
@@ -114,7 +114,7 @@ class Code:
         made = dict(self._objects)
         exec(compile(source, f"<autopar {name}>", "exec"), made)
         first = 1 + len(before)
-        return Segment(made[name], source, {first + line: told for line, told in self._told.items()})
+        return Segment(made[name], source, {first + line: handler for line, handler in self._handlers.items()})
 
     def _placed(self, values: Mapping[str, None]) -> Iterator[tuple[str, int]]:
         return ((value, place) for place in range(self.hosted) for value in values)

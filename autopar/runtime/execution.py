@@ -235,7 +235,7 @@ class _Binding:
             reads, writes = (*reads, addend), other.writes
         arguments = self.arguments(operation)
         for place, rank in enumerate(self.backend.ranks):
-            given, told = [code.read(value, place) for value in reads], None
+            given, handler = [code.read(value, place) for value in reads], None
             if pair is not None:
                 expression = write_pair(code, pair, operation.op, self.shapes(item.reads, rank), self.shapes([addend], rank)[0], given)
             elif index in self.buffer_writes and operation.op.target == BATCH_NORM:
@@ -249,12 +249,12 @@ class _Binding:
                 shapes = self.shapes(reads, rank)
                 function, (args, kwargs) = self.function(operation.op.target), arguments[place]
                 marked = mark_whole(operation.op, self.schedule.graph, args, shapes)
-                told = write_check(code, operation.op, self.schedule.graph, marked, given, self.backend.traced)
+                handler = write_check(code, operation.op, self.schedule.graph, marked, given, self.backend.traced)
                 expression = write_operator(code, operation.op, function, marked, kwargs, shapes, given)
             if item.of == self.schedule.graph.loss_gradient:
                 expression = f"{code.object(_scaled)}({expression})"
             op = operation.op if pair is None else self.schedule.operations[other.of].op
-            assign(code, op, [code.write(value, place) for value in writes], expression, told)
+            assign(code, op, [code.write(value, place) for value in writes], expression, handler)
 
     def function(self, target: str) -> Callable[..., Any]:
         """What runs for an operator."""

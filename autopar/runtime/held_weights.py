@@ -1,7 +1,6 @@
 """The weights that a compiled module holds, looked up and checked at each call.
 
-Most calls find all as the call before left it. What is checked then costs one comparison a weight: that the module has the same submodules,
-and that each weight lies as it did.
+Most calls find everything unchanged. The check is then that the module has the same submodules, and one comparison for each weight.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _HINT = "change the model before it is planned: what a compiled module runs is f
 
 @dataclass(frozen=True)
 class Entered:
-    """What a call takes of the weights.
+    """Weights that a call takes.
 
     Args:
         locals: this rank's parts, by tensor name.
@@ -42,7 +41,7 @@ class Entered:
 
 @dataclass(frozen=True)
 class _Call:
-    """The call before.
+    """Record of the last call.
 
     Args:
         places: attributes of a submodule, the name of a weight in it, the weight, whether it required grad.
@@ -55,7 +54,7 @@ class _Call:
     places: Sequence[tuple[dict[str, Any], str, torch.Tensor, bool]]
     lying: Sequence[tuple[torch.Tensor, Any, torch.Tensor]]
 
-    def is_as_it_was(self, step: Step, differentiates: bool) -> bool:
+    def is_unchanged(self, step: Step, differentiates: bool) -> bool:
         """Whether a call takes the same of the weights."""
         if self.step is not step or self.differentiates != differentiates or not lie_as_before(self.lying):
             return False
@@ -88,14 +87,14 @@ class HeldWeights:
                 not laid as the plan has it; what is tied was parted; a parameter requires grad that was frozen.
         """
         self.check_submodules()
-        if self._last is not None and self._last.is_as_it_was(step, differentiates):
+        if self._last is not None and self._last.is_unchanged(step, differentiates):
             return self._last.entered.copy()
         found = self._enter(step, differentiates)
-        self._last = self._noted(step, differentiates, found)
+        self._last = self._record_call(step, differentiates, found)
         return found.copy()
 
-    def _noted(self, step: Step, differentiates: bool, entered: Entered) -> _Call | None:
-        """The call, for the next one to be held against; None where something is computed in a weight's place."""
+    def _record_call(self, step: Step, differentiates: bool, entered: Entered) -> _Call | None:
+        """Record of the call, which the next is compared with; None where something is computed in a weight's place."""
         places = []
         for name in (name for item, _ in step.weights for name in (item.name, *item.aliases)):
             part, last = self._owners[name]

@@ -18,7 +18,7 @@ from autopar.dialect.lookup import OFFSETS
 from autopar.errors import UsageError
 from autopar.graph import Graph, Op
 from autopar.rules import count_entries, ignored_number, looked_up
-from autopar.runtime.code import Code, Told
+from autopar.runtime.code import Code, ErrorHandler
 from autopar.runtime.whole_operands import of_class_weights
 from autopar.torch_compat import assert_later
 
@@ -33,11 +33,11 @@ class OutOfReachError(UsageError, IndexError):
 
 def write_check(
     code: Code, op: Op, graph: Graph, args: Sequence[Any], reads: Sequence[str], traced: bool
-) -> Told | None:  # fmt: skip
-    """Writes what raises OutOfReachError where an operator looks up what the whole table does not have.
+) -> ErrorHandler | None:  # fmt: skip
+    """Writes the statement that raises OutOfReachError where an operator looks up an index that the whole table does not have.
 
-    Of a rank that holds the whole table torch's own kernel checks: what tells of its error in our words is returned. On a GPU, where nobody
-    waits for the answer, and in a traced program an assertion fails, as torch's own does.
+    On a rank that holds the whole table torch's own kernel checks. The handler returned says its error in our words. On a GPU and in a
+    traced program an assertion fails, as torch's own does.
 
     Args:
         args: the operator's arguments on this rank.
@@ -53,11 +53,11 @@ def write_check(
         code.add(f"{code.object(check)}({indices})")
         return None
 
-    def told(error: Exception, variables: Mapping[str, Any]) -> None:
+    def explain(error: Exception, variables: Mapping[str, Any]) -> None:
         if variables[indices].device.type == "cpu":
             check(variables[indices])
 
-    return told
+    return explain
 
 
 @contextmanager

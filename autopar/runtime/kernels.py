@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from autopar.dialect.contraction import parse
 from autopar.graph import Op, Ref
-from autopar.runtime.code import Code, Told
+from autopar.runtime.code import Code, ErrorHandler
 from autopar.runtime.operators import named_results, registered
 
 Kernel = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -85,13 +85,13 @@ def _holds_tensors(argument: Any) -> bool:
     return isinstance(argument, Ref) or (isinstance(argument, (list, tuple)) and any(map(_holds_tensors, argument)))
 
 
-def assign(code: Code, op: Op, writes: Sequence[str], expression: str, told: Told | None = None) -> None:
+def assign(code: Code, op: Op, writes: Sequence[str], expression: str, handler: ErrorHandler | None = None) -> None:
     """Assigns an operator's results to variables."""
     if not _gives_its_outputs(op):
         expression = f"{code.object(partial(named_results, op))}({expression})"
-        code.add(f"[{', '.join(writes)}] = {expression}", told)
+        code.add(f"[{', '.join(writes)}] = {expression}", handler)
     else:
-        code.add(f"{', '.join(writes)} = {expression}", told)
+        code.add(f"{', '.join(writes)} = {expression}", handler)
 
 
 def _gives_its_outputs(op: Op) -> bool:

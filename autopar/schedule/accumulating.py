@@ -140,8 +140,8 @@ def _rebuilt(schedule: Schedule, late: set[int], summed: Mapping[str, None], las
         waiting.pop(value)
         tensor = schedule.graph.tensors[values[value].tensor]
         seconds = schedule.machine.sum_seconds(values[value].bytes, tensor.dtype)
-        added = Instruction(next(number), "add", phase, (value,), (value + SUM,), COMPUTE if seconds else "", seconds, 0, value)
-        found.append(added._replace(launches=1 if schedule.machine.issue_seconds else None))
+        stream, launches = COMPUTE if seconds else "", 1 if schedule.machine.issue_seconds else None
+        found.append(Instruction(next(number), "add", phase, (value,), (value + SUM,), stream, seconds, 0, value, launches=launches))
 
     early = {item.tensor for item in schedule.graph.inputs}
     for index, item in enumerate(schedule.instructions):

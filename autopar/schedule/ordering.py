@@ -312,11 +312,15 @@ def start_and_wait(call: Collective, taken: Taken, number: Iterator[int]) -> tup
     """The two instructions of a collective."""
     sources, targets = tuple([part.source for part in call.parts]), tuple([part.target for part in call.parts])
     over = sources[0] if call.in_place else None
-    start = Instruction(next(number), "start", call.phase, sources, targets, taken.links, taken.seconds, taken.bytes, call.id, over=over)
-    start = start._replace(launches=taken.launches)
+    start = Instruction(
+        next(number), "start", call.phase, sources, targets, taken.links, taken.seconds, taken.bytes, call.id, over=over,
+        launches=taken.launches,
+    )  # fmt: skip
     stream = COMPUTE if taken.copies else ""
-    wait = Instruction(next(number), "wait", call.phase, (), targets, stream, taken.copies, taken.unpacked, call.id, late=call.late or None)
-    wait = wait._replace(launches=taken.launches)
+    wait = Instruction(
+        next(number), "wait", call.phase, (), targets, stream, taken.copies, taken.unpacked, call.id, late=call.late or None,
+        launches=taken.launches,
+    )  # fmt: skip
     return start, wait
 
 

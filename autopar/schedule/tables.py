@@ -231,7 +231,7 @@ _descend = on_arrays(moves.descend)
 number_of_call = on_arrays(moves.number_of_call)
 peak_bytes = on_arrays(memory.peak_bytes)
 price_calls = on_arrays(memory.price_calls)
-recount = on_arrays(memory.recount)
+recount_memory = on_arrays(memory.recount_memory)
 run_clock = on_arrays(clock.run_clock)
 step_of = on_arrays(clock.step_of)
 

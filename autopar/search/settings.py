@@ -108,7 +108,10 @@ LIMIT_SHARES = (0.95, 1.0)
 CROSSOVER_SOLVES, CROSSOVER_PASSES = 8, 4
 """Solves under one share, each with more reserved; and passes of crossover. At most."""
 CROSSOVER_IDLE = 1
-"""Passes of crossover that may gain nothing before it ends: each learns prices for the next."""
+"""Crossover passes without a gain, one after another, before it ends. Each learns prices for the next.
+
+With 0 Llama-3-70B, 32x8, 74.5 GiB takes 1738 ms instead of 1717 ms, in as many CPU seconds.
+"""
 CROSSOVER_GAP, CROSSOVER_SOLVE_WORK = 5e-3, 6.0
 """Gap at which a solve of crossover stops, and its work."""
 FIRST_ANSWER_TRIES = 4

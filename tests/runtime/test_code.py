@@ -55,7 +55,7 @@ def test_what_is_settled_is_there_as_it_was(value: Any) -> None:
 
 
 def test_an_error_is_told_by_its_own_statement() -> None:
-    def told(error: Exception, variables: Mapping[str, Any]) -> None:
+    def handler(error: Exception, variables: Mapping[str, Any]) -> None:
         raise ValueError(f"{variables[name]} is too large") from error
 
     def fail(x: Tensor) -> Tensor:
@@ -64,17 +64,17 @@ def test_an_error_is_told_by_its_own_statement() -> None:
     code = Code(1)
     name = code.read("x")
     code.add(f"{code.write('y')} = {code.object(abs)}({name})")
-    code.add(f"{code.write('z')} = {code.object(fail)}({name})", told)
+    code.add(f"{code.write('z')} = {code.object(fail)}({name})", handler)
     with pytest.raises(ValueError, match="7 is too large"):
         code.segment("forward")([{"x": torch.tensor(7)}], {}, None)
 
 
 def test_an_error_of_which_nobody_tells_more_is_torchs_own() -> None:
-    def told(error: Exception, variables: Mapping[str, Any]) -> None:
+    def handler(error: Exception, variables: Mapping[str, Any]) -> None:
         raise AssertionError("of another statement")
 
     code = Code(1)
-    code.add("pass", told)
+    code.add("pass", handler)
     code.add(f"{code.write('z')} = {code.read('x')}[9]")
     with pytest.raises(IndexError):
         code.segment("forward")([{"x": torch.zeros(3)}], {}, None)

@@ -26,7 +26,17 @@ from autopar.schedule.passes import PLACING, ordered, run_passes
 from autopar.schedule.settings import MOVE_WEIGHTS
 from autopar.schedule.simulation import microbatches_seconds, step_seconds
 from autopar.schedule.storages import resting_bytes
-from autopar.schedule.tables import ArraySchedule, Order, Timeline, descend, number_of_call, peak_bytes, recount, step_of, timeline_for
+from autopar.schedule.tables import (
+    ArraySchedule,
+    Order,
+    Timeline,
+    descend,
+    number_of_call,
+    peak_bytes,
+    recount_memory,
+    step_of,
+    timeline_for,
+)
 from solvers.arrays import VIEWS, on_arrays
 from tests.assignments import random_assignment
 from tests.schedule.cases import CASES, Case, graph_of
@@ -124,7 +134,7 @@ def test_what_is_counted_anew_is_what_is_counted_from_the_beginning(case: Case) 
         first, behind = (int(changed[0]), int(changed[-1]) + 1) if len(changed) else (0, 0)
         assert step_of(arrays, order, costs, first, behind, known, timeline) == seconds_of(arrays, order)
         fresh = lives_for(arrays, order)
-        assert recount(arrays, order, costs, lives, first, behind) == peak_bytes(arrays, order, costs, fresh)
+        assert recount_memory(arrays, order, costs, lives, first, behind) == peak_bytes(arrays, order, costs, fresh)
         assert lives.levels.tolist() == fresh.levels.tolist() and lives.over.tolist() == fresh.over.tolist()
 
 

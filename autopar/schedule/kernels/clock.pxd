@@ -12,5 +12,5 @@ cpdef double step_of(
     ArraySchedule arrays, Order order, CallCosts costs,
     int64_t first, int64_t behind, Timeline known, Timeline timeline
 ) noexcept nogil
-cpdef void take_over(Timeline timeline, Timeline known, int64_t first, int64_t length) noexcept nogil
+cpdef void adopt_timeline(Timeline timeline, Timeline known, int64_t first, int64_t length) noexcept nogil
 cpdef void copy_arrivals(Timeline timeline, Timeline to) noexcept nogil

@@ -18,8 +18,8 @@ def run_clock(
     Args:
         starts, copies: seconds of each call and of its copies, at its head.
         first, behind: the place of the first change, and the one behind the last. For a list that is not known 0, and any beyond it.
-        known: of the former list. ``timeline`` has its arrivals too.
-        timeline: written to, from the first change on.
+        known: timeline of the former list.
+        timeline: written to, from the first change on. Arrivals in it are those of ``known`` before.
     """
     slots = len(order.head)
     now, busy, until, unsettled, rate = known.since[first], known.busy[first], known.until[first], 0.0, 1.0 - clock.slowdown
@@ -121,12 +121,12 @@ def step_of(arrays: ArraySchedule, order: Order, costs: CallCosts, first: int, b
     return total
 
 
-def take_over(timeline: Timeline, known: Timeline, first: int, length: int) -> None:
+def adopt_timeline(timeline: Timeline, known: Timeline, first: int, length: int) -> None:
     """Makes a list the known one.
 
     Args:
-        timeline: of the list from a place on.
-        first, length: that place, and the list's length.
+        timeline: timeline of the list from its first change on.
+        first, length: place of that change, and length of the list.
     """
     ended = timeline.length[0]
     for at in range(first, ended):

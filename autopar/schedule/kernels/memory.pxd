@@ -9,10 +9,10 @@ cpdef void price_calls(ArraySchedule arrays, Order order, CallCosts costs) noexc
 cdef int64_t home_of(CallCosts costs, int64_t storage) noexcept nogil
 cpdef int64_t peak_bytes(ArraySchedule arrays, Order order, CallCosts costs, Lives lives) noexcept nogil
 @cython.locals(called=bint)
-cpdef int64_t recount(
+cpdef int64_t recount_memory(
     ArraySchedule arrays, Order order, CallCosts costs, Lives lives, int64_t first, int64_t behind
 ) noexcept nogil
-cpdef int64_t highest(Lives lives, int64_t count) noexcept nogil
+cpdef int64_t peak_level(Lives lives, int64_t count) noexcept nogil
 cdef int64_t next_part(Order order, int64_t part, bint called) noexcept nogil
-cdef void note_need(Lives lives, int64_t storage, int64_t at, int64_t first, int64_t behind) noexcept nogil
-cdef int64_t bytes_let_go(Lives lives, int64_t storage, int64_t at) noexcept nogil
+cdef void extend_life(Lives lives, int64_t storage, int64_t at, int64_t first, int64_t behind) noexcept nogil
+cdef int64_t freed_bytes(Lives lives, int64_t storage, int64_t at) noexcept nogil

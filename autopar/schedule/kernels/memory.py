@@ -70,17 +70,17 @@ def peak_bytes(arrays: ArraySchedule, order: Order, costs: CallCosts, lives: Liv
             lives.entered[0] += lives.size[home]
         if arrays.storages.stays[storage]:
             lives.ends[home] = count
-    return recount(arrays, order, costs, lives, 0, count)
+    return recount_memory(arrays, order, costs, lives, 0, count)
 
 
-def recount(arrays: ArraySchedule, order: Order, costs: CallCosts, lives: Lives, first: int, behind: int) -> int:
+def recount_memory(arrays: ArraySchedule, order: Order, costs: CallCosts, lives: Lives, first: int, behind: int) -> int:
     """The peak after the instructions from one place to another have changed their order.
 
     A storage that began or ended among them still does. A result is written over the first of its sources, of those that may be taken,
     that nobody needs any more: at its place both are there, and count once.
 
     Args:
-        lives: of the former order; written to.
+        lives: lifetimes under the former order; written to.
         first, behind: the first place, and the one behind the last.
     """
     count, slots = order.length[0], len(order.head)
@@ -88,13 +88,13 @@ def recount(arrays: ArraySchedule, order: Order, costs: CallCosts, lives: Lives,
         part, called = order.items[at], order.items[at] < 2 * slots
         while part >= 0:
             for place in range(arrays.items.needs.begins[part], arrays.items.needs.begins[part + 1]):
-                note_need(lives, arrays.items.needs.entries[place], at, first, behind)
+                extend_life(lives, arrays.items.needs.entries[place], at, first, behind)
             for place in range(arrays.items.makes.begins[part], arrays.items.makes.begins[part + 1]):
                 made = lives.lies[arrays.items.makes.entries[place]]
                 if first <= lives.begins[made] < behind:
                     lives.begins[made] = -2
             if called and part & 1 and not costs.packs[order.items[at] >> 1]:
-                note_need(lives, arrays.calls.source[part >> 1], at, first, behind)
+                extend_life(lives, arrays.calls.source[part >> 1], at, first, behind)
             part = next_part(order, part, called)
     held = lives.taken[first - 1] - lives.freed[first - 1] if first > 0 else lives.entered[0]
     for at in range(first, behind):
@@ -119,9 +119,9 @@ def recount(arrays: ArraySchedule, order: Order, costs: CallCosts, lives: Lives,
                         lives.begins[made] = at
                         held += lives.size[made]
             for place in range(arrays.items.needs.begins[part], arrays.items.needs.begins[part + 1]):
-                freed += bytes_let_go(lives, arrays.items.needs.entries[place], at)
+                freed += freed_bytes(lives, arrays.items.needs.entries[place], at)
             if called and part & 1 and not costs.packs[order.items[at] >> 1]:
-                freed += bytes_let_go(lives, arrays.calls.source[part >> 1], at)
+                freed += freed_bytes(lives, arrays.calls.source[part >> 1], at)
             part = next_part(order, part, called)
         for place in range(arrays.items.takes.begins[item], arrays.items.takes.begins[item + 1]):
             storage = arrays.items.takes.entries[place]
@@ -133,10 +133,10 @@ def recount(arrays: ArraySchedule, order: Order, costs: CallCosts, lives: Lives,
         held -= freed
     if behind == count:
         lives.levels[count] = held
-    return highest(lives, count)
+    return peak_level(lives, count)
 
 
-def highest(lives: Lives, count: int) -> int:
+def peak_level(lives: Lives, count: int) -> int:
     """Bytes at the peak of a list of ``count`` instructions."""
     most = 0
     for at in range(count + 1):
@@ -150,14 +150,14 @@ def next_part(order: Order, part: int, called: bool) -> int:
     return 2 * slot + (part & 1) if slot >= 0 else -1
 
 
-def note_need(lives: Lives, storage: int, at: int, first: int, behind: int) -> None:
+def extend_life(lives: Lives, storage: int, at: int, first: int, behind: int) -> None:
     """Notes that a storage is needed at a place, where its end is looked for."""
     home = lives.lies[storage]
     if lives.ends[home] < behind and (lives.ends[home] >= first or first == 0):
         lives.ends[home] = at
 
 
-def bytes_let_go(lives: Lives, storage: int, at: int) -> int:
+def freed_bytes(lives: Lives, storage: int, at: int) -> int:
     """Bytes of a storage that ends at a place; 0 once they were counted."""
     home = lives.lies[storage]
     if lives.ends[home] != at or lives.stamps[home] == lives.stamp[0]:

@@ -1,8 +1,8 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from autopar.schedule.kernels.clock cimport copy_arrivals, step_of, take_over
-from autopar.schedule.kernels.memory cimport highest, peak_bytes, price_call, recount
+from autopar.schedule.kernels.clock cimport copy_arrivals, step_of, adopt_timeline
+from autopar.schedule.kernels.memory cimport peak_level, peak_bytes, price_call, recount_memory
 from autopar.schedule.kernels.views cimport ArraySchedule, CallCosts, Lives, Order, Rows, Timeline
 
 cdef int64_t ALONE, DRAW_BITS, MULTIPLIER, INCREMENT, MASK, SHIFT, SHIFT_AT_STALL, PULL_TO_STALL, UNBUCKET, MERGE
@@ -37,7 +37,7 @@ cdef double regrouped(
 cdef int64_t draw_partner(ArraySchedule arrays, Order order, int64_t mine, int64_t[::1] random) noexcept nogil
 cdef void leave(Order order, int64_t slot, int64_t rest) noexcept nogil
 cdef void append(Order order, int64_t first, int64_t second) noexcept nogil
-cdef int64_t furthest(
+cdef int64_t furthest_place(
     Rows rows, Order order, Order before, int64_t[::1] places, int64_t part, int64_t call, int64_t place, int64_t sign
 ) noexcept nogil
 cdef bint place_call(

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from autopar.schedule.kernels.clock import copy_arrivals, step_of, take_over
-from autopar.schedule.kernels.memory import highest, peak_bytes, price_call, recount
+from autopar.schedule.kernels.clock import adopt_timeline, copy_arrivals, step_of
+from autopar.schedule.kernels.memory import peak_bytes, peak_level, price_call, recount_memory
 from autopar.schedule.kernels.views import ArraySchedule, CallCosts, Lives, Order, Rows, Timeline
 from autopar.schedule.settings import (
     ALONE,
@@ -87,11 +87,11 @@ def descend(
     while judged < moves and tried < TRIES * moves:
         tried += 1
         if fixed > 0 and judged >= moves // PARTS_OF_MOVES and held <= limit:
-            held = highest(lives, order.length[0])
+            held = peak_level(lives, order.length[0])
             lightest = min(lightest, held)
             fixed, floor = 0, lightest
         if judged >= lighter and cap == limit:
-            held = highest(lives, order.length[0])
+            held = peak_level(lives, order.length[0])
             cap = min(held, limit)
         if judged >= looked:
             found, looked = find_stalls(order, known, places, stalls), judged + STALLS_AFTER
@@ -113,14 +113,14 @@ def descend(
                 if seconds < 0.0:
                     slide(order, end, begin)
                 if seconds == TOO_LARGE:
-                    recount(arrays, order, costs, lives, first, behind)
+                    recount_memory(arrays, order, costs, lives, first, behind)
         else:
             seconds = regrouped(arrays, order, before, costs, known, timeline, lives, places, random, kind, least, held, floor, cap)
         judged += 1 if seconds != NOT_TRIED else 0
         if seconds >= 0.0:
             least = min(least, seconds) if held <= limit else seconds
             if held > limit or judged >= lighter:
-                held = highest(lives, order.length[0])
+                held = peak_level(lives, order.length[0])
                 cap = min(held, limit) if judged >= lighter else limit
     return least, judged
 
@@ -141,7 +141,7 @@ def accept(
     seconds, verdict = step_of(arrays, order, costs, first, behind, known, timeline), TOO_LONG
     if held > limit or seconds <= most * ROUNDING:
         regrouped = behind > order.length[0]
-        now = peak_bytes(arrays, order, costs, lives) if regrouped else recount(arrays, order, costs, lives, first, behind)
+        now = peak_bytes(arrays, order, costs, lives) if regrouped else recount_memory(arrays, order, costs, lives, first, behind)
         kept = now >= least and now <= limit
         if held > limit:
             kept = now < held or (now == held and seconds <= most * ROUNDING)
@@ -149,7 +149,7 @@ def accept(
     if verdict < 0.0:
         copy_arrivals(known, timeline)
     else:
-        take_over(timeline, known, first if len(arrays.rounds) == 2 else 0, order.length[0])
+        adopt_timeline(timeline, known, first if len(arrays.rounds) == 2 else 0, order.length[0])
     return verdict
 
 
@@ -319,7 +319,7 @@ def append(order: Order, first: int, second: int) -> None:
         one = order.after[one]
 
 
-def furthest(rows: Rows, order: Order, before: Order, places: Ints, part: int, call: int, place: int, sign: int) -> int:
+def furthest_place(rows: Rows, order: Order, before: Order, places: Ints, part: int, call: int, place: int, sign: int) -> int:
     """The last place, or the first, of the instructions in a row that are not of a call.
 
     Args:
@@ -356,10 +356,10 @@ def place_call(
     after_wait, until_wait = after_start, until_start
     slot = call
     while slot >= 0:
-        after_start = furthest(arrays.items.before, order, before, places, 2 * slot, call, after_start, 1)
-        after_wait = furthest(arrays.items.before, order, before, places, 2 * slot + 1, call, after_wait, 1)
-        until_start = furthest(arrays.items.after, order, before, places, 2 * slot, call, until_start, -1)
-        until_wait = furthest(arrays.items.after, order, before, places, 2 * slot + 1, call, until_wait, -1)
+        after_start = furthest_place(arrays.items.before, order, before, places, 2 * slot, call, after_start, 1)
+        after_wait = furthest_place(arrays.items.before, order, before, places, 2 * slot + 1, call, after_wait, 1)
+        until_start = furthest_place(arrays.items.after, order, before, places, 2 * slot, call, until_start, -1)
+        until_wait = furthest_place(arrays.items.after, order, before, places, 2 * slot + 1, call, until_wait, -1)
         slot = order.after[slot]
     until_start = min(until_start, until_wait)
     if after_start >= until_start or after_wait >= until_wait:
