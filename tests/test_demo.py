@@ -5,11 +5,18 @@ from __future__ import annotations
 import re
 import signal
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import autopar
 from autopar.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 def test_two_ranks_train_as_one(capfd: pytest.CaptureFixture[str]) -> None:
@@ -22,8 +29,24 @@ def test_two_ranks_train_as_one(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_four_ranks_train_as_one() -> None:
-    assert main(["demo", "--steps", "10"]) == 0
+def test_the_demo_splits_and_leaves_a_plan(capfd: pytest.CaptureFixture[str]) -> None:
+    """On four ranks with computation priced; the command that it names verifies the plan."""
+    assert main(["demo", "--steps", "10", "-o", "mine.json"]) == 0
+    assert Path("mine.html").read_text().startswith("<!doctype html>")
+    plan = autopar.load("mine.json")
+    by_hand = min(row.step_seconds for row in plan.baselines.values())
+    assert by_hand >= 1.2 * plan.predicted.step_seconds, "no single way of splitting is near"
+    for name, one in plan.parameters.items():
+        if name.startswith("layers.0."):
+            assert one.spec == plan.parameters[name.replace("layers.0.", "layers.1.")].spec, "equal layers lie alike"
+    (command,) = re.findall(r"or autopar (verify .*)", capfd.readouterr().err)
+    assert main(command.split()) == 0
+
+
+def test_a_folder_that_is_not_there_is_said_before_planning(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "-o", "nowhere/plan.json"]) == 3
+    err = capfd.readouterr().err
+    assert "nowhere" in err and "planning" not in err
 
 
 def test_curves_that_part_are_a_failure(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
