@@ -23,6 +23,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what tests compare with anew instead of comparing")
 
 
+SMOKE = (
+    "cost_models/test_cost_models.py", "rules/test_facts.py", "runtime/test_code.py", "schedule/test_legality.py",
+    "search/test_known_answers.py", "test_demo.py", "test_plan.py", "verify/test_launch.py",
+)  # fmt: skip
+"""Files that ``-m smoke`` runs, but for their slow tests: a plan, its search, its file, and ranks that train by it."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).as_posix() in SMOKE and item.get_closest_marker("slow") is None:
+            item.add_marker("smoke")
+
+
 @pytest.fixture(autouse=True)
 def _no_process_group_is_left() -> Iterator[None]:
     """A test that leaves its process group fails itself, not those that run after it in the same process."""

@@ -1,4 +1,4 @@
-"""The README's code runs, prints what it says, and names only commands and files that exist."""
+"""The code of README and pages runs and prints what they say; they name only commands and files that exist."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from autopar.verify.launch import run_ranks
 from solvers.kernels import COMPILED
 
 README = Path(__file__).resolve().parents[1] / "README.md"
+PAGES = Path(autopar.__file__).parent / "pages"
 BLOCK = re.compile(r"^```(\w+)( notest| train)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -29,29 +30,43 @@ BLOCK = re.compile(r"^```(\w+)( notest| train)?\n(.*?)^```$", re.MULTILINE | re.
 def test_the_example_prints_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pytestconfig: pytest.Config
 ) -> None:
-    blocks = BLOCK.findall(README.read_text())
-    code = [text for language, untested, text in blocks if language == "python" and not untested]
-    expected = next(text for language, _, text in blocks if language == "text")
+    page = PAGES / "reading.md"
+    (code,) = code_of(README)
+    (expected,) = [text for language, _, text in BLOCK.findall(page.read_text()) if language == "text"]
     monkeypatch.chdir(tmp_path)
-    for text in code:
-        exec(compile(text, "README.md", "exec"), {})
+    exec(compile(code, "README.md", "exec"), {})
     printed = capsys.readouterr().out
     if pytestconfig.getoption("--update-golden"):
-        README.write_text(README.read_text().replace(expected, printed))
+        page.write_text(page.read_text().replace(expected, printed))
     else:
         assert steady(printed) == steady(expected)
     assert (tmp_path / "plan.json").exists()
 
 
-@pytest.mark.parametrize("package", ["autopar", "cost_models", "solvers"])
-def test_the_packages_pages_run(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(str(import_module(package).__file__)).parent / "README.md"
+def code_of(page: Path) -> list[str]:
+    """The blocks of Python that run as they stand."""
+    return [text for language, kind, text in BLOCK.findall(page.read_text()) if language == "python" and not kind]
+
+
+PACKAGES = [Path(str(import_module(name).__file__)).parent / "README.md" for name in ("autopar", "cost_models", "solvers")]
+
+
+@pytest.mark.parametrize("page", [*PACKAGES, *sorted(PAGES.glob("*.md"))], ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    blocks = [text for language, _, text in BLOCK.findall(page.read_text()) if language == "python"]
-    assert blocks
-    for text in blocks:
+    for text in code_of(page):
         exec(compile(text, str(page), "exec"), names)
+
+
+def test_readme_is_a_page_whose_links_lead_somewhere() -> None:
+    assert len(README.read_text().splitlines()) <= 150
+    inside = {page.name for page in PAGES.glob("*.md")}
+    root = Path(autopar.__file__).resolve().parents[1]
+    links = re.findall(r"\]\(([^)#:]+)\)", README.read_text())
+    assert {link.rpartition("/")[2] for link in links if "/pages/" in link} == {*inside, "step.svg"}, "every page is linked"
+    for link in links:
+        assert (root / link).is_file(), link
 
 
 CHANGE = re.compile(r"^### ([^\n]+): (\d+) files[^\n]*\n(.*?)(?=^##)", re.MULTILINE | re.DOTALL)
@@ -72,7 +87,7 @@ def test_the_page_of_changes_lists_files_that_exist() -> None:
 
 def test_the_training_script_trains_as_one_device_does(tmp_path: Path) -> None:
     """On four ranks: two epochs, saved, and two more on another mesh."""
-    (script,) = [text for _, kind, text in BLOCK.findall(README.read_text()) if kind == " train"]
+    (script,) = [text for _, kind, text in BLOCK.findall((PAGES / "training.md").read_text()) if kind == " train"]
     assert len(script.splitlines()) <= 40
 
     def run(mesh: str, first: int, last: int) -> list[str]:
@@ -114,7 +129,7 @@ def one_device(epochs: int) -> list[float]:
 @pytest.mark.slow
 def test_the_way_from_install_to_a_trained_model(tmp_path: Path) -> None:
     """The page's files and its shell lines as one piece, from the plan on, in an empty folder."""
-    page = (Path(autopar.__file__).parent / "README.md").read_text()
+    page = (PAGES / "training.md").read_text()
     for name, text in re.findall(r"^```python (\w+\.py)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         (tmp_path / name).write_text(text)
     (lines,) = [text for language, _, text in BLOCK.findall(page) if language == "sh"]
@@ -137,11 +152,12 @@ def steady(text: str) -> str:
 
 
 def test_commands_are_those_of_the_program() -> None:
-    assert set(re.findall(r"^\| `autopar (\w+)", README.read_text(), re.MULTILINE)) == set(VERBS)
+    assert set(re.findall(r"^\| `autopar (\w+)", (PAGES / "commands.md").read_text(), re.MULTILINE)) == set(VERBS)
+    assert set(re.findall(r"^    autopar (\w+)", README.read_text(), re.MULTILINE)) <= set(VERBS)
 
 
 def test_the_layout_table_names_what_exists() -> None:
-    table = README.read_text().partition("## Layout")[2].partition("## Limits")[0]
+    table = (Path(autopar.__file__).parent / "README.md").read_text().partition("## The road of a call")[0]
     names = [name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)]
     package = Path(autopar.__file__).parent
     assert len(names) > 12

@@ -19,7 +19,7 @@ from autopar.cli.words import check_words
 
 VERBS = {
     "plan": "choose how a model is split over a mesh, and write the plan",
-    "show": "what a plan says: time, memory, specs, collectives; --html and --trace write files",
+    "show": "what a plan says: time, memory, specs, collectives; --html, --svg and --trace write files",
     "explain": "why one parameter, operator or tensor lies as it does",
     "diff": "what changed between two plans",
     "check": "recompute a plan's legality, cost and memory from the plan alone",

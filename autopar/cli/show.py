@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from autopar import report
 from autopar.cli.files import check_apart, check_writable, read_plan, write_text
 from autopar.cli.terminal import columns, out
 from autopar.files import STANDARD
 from autopar.plan import Plan
-from autopar.report import summary
 
 
 def show(
     plan: Annotated[Path, typer.Argument(help="a file written by autopar plan -o")],
     html: Annotated[Path | None, typer.Option(help="write a self-contained page")] = None,
+    svg: Annotated[Path | None, typer.Option(help="write the step and the layers as one picture")] = None,
     trace: Annotated[Path | None, typer.Option(help="write the simulated timeline as a chrome trace")] = None,
     search: Annotated[bool, typer.Option("--search", help="print the phases of the search, and what each gained")] = False,
     json: Annotated[bool, typer.Option("--json", help="print the plan's JSON instead of its table")] = False,
 ) -> None:
-    check_apart(html, trace)
-    for path in (html, trace):
-        if path is not None:
-            check_writable(path, plan)
-    read = read_plan(plan, in_part=html is None and trace is None and (search or not json))
-    if html is not None:
-        from autopar.report import html as render
-
-        write_text(html, render(read))
-    if trace is not None:
-        from autopar.report import chrome_trace
-
-        write_text(trace, chrome_trace(read))
-    if STANDARD not in (html, trace):
+    files = {html: report.html, svg: report.svg, trace: report.chrome_trace}
+    for one, other in combinations((html, svg, trace), 2):
+        check_apart(one, other)
+    wanted = {path: render for path, render in files.items() if path is not None}
+    for path in wanted:
+        check_writable(path, plan)
+    read = read_plan(plan, in_part=not wanted and (search or not json))
+    for path, render in wanted.items():
+        write_text(path, render(read))
+    if STANDARD not in wanted:
         if search:
             _print_search(read, json)
         else:
-            out(read.to_json() if json else summary(read, columns()), end="" if json else "\n")
+            out(read.to_json() if json else report.summary(read, columns()), end="" if json else "\n")
 
 
 def _print_search(plan: Plan, json: bool) -> None:

@@ -4,6 +4,7 @@ terminal           a plan as text
 tables             the tables of text and page
 phases             the phases of the search, and what each gained
 page               the HTML page
+picture            the step and the layers as one SVG, for documents
 timeline           the simulated step, a row a stream
 trace              the same for chrome://tracing and Perfetto
 parallelism_words  names for the parallelism of each layer: column parallel, FSDP
@@ -23,7 +24,7 @@ from contextlib import contextmanager
 from autopar.errors import AutoparError, FileError
 from autopar.plan import Plan
 
-__all__ = ["chrome_trace", "fragment", "html", "summary"]
+__all__ = ["chrome_trace", "fragment", "html", "summary", "svg"]
 
 
 def summary(plan: Plan, columns: int | None = None) -> str:
@@ -46,6 +47,14 @@ def fragment(plan: Plan) -> str:
     from autopar.report import page
 
     return page.fragment(plan)
+
+
+def svg(plan: Plan) -> str:
+    """The plan as one still picture. Raises FileError: a schedule that cannot be simulated."""
+    from autopar.report import picture
+
+    with _followed():
+        return picture.svg(plan)
 
 
 def chrome_trace(plan: Plan) -> str:
