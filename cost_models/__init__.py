@@ -4,7 +4,7 @@ from cost_models.collectives import Group
 from cost_models.efficiency import Efficiency, Residual
 from cost_models.errors import CostModelError, HardwareFileError, MeshError, UnknownHardwareError, UnknownOptimizerError
 from cost_models.execution import EXECUTIONS, Execution
-from cost_models.hardware import Hardware, hardware_names, load_hardware
+from cost_models.hardware import Hardware, hardware_names, hardware_text, load_hardware
 from cost_models.links import Figures, Link
 from cost_models.machine import Machine
 from cost_models.memory import OPTIMIZERS, Optimizer, find_optimizer, optimizer_bytes
@@ -37,6 +37,7 @@ __all__ = [
     "UnknownOptimizerError",
     "find_optimizer",
     "hardware_names",
+    "hardware_text",
     "load_hardware",
     "optimizer_bytes",
 ]

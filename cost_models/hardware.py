@@ -184,6 +184,13 @@ def hardware_names() -> tuple[str, ...]:
     return tuple(sorted(file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml")))
 
 
+def hardware_text(name: str) -> str:
+    """The text of a built-in file, with the source of each figure. Raises UnknownHardwareError."""
+    if name not in hardware_names():
+        raise UnknownHardwareError(f"unknown hardware {name!r}", f"use one of {', '.join(hardware_names())}")
+    return (_folder() / f"{name}.toml").read_text(encoding="utf-8")
+
+
 def load_hardware(hardware: str | Path | Hardware) -> Hardware:
     """The hardware of a built-in name or a TOML file (a text that ends in ``.toml`` or holds a slash is a path); one's own, checked.
 
@@ -222,7 +229,7 @@ def _checked(hardware: Hardware) -> Hardware:
 
 @lru_cache
 def _built_in(name: str) -> Hardware:
-    return _parse((_folder() / f"{name}.toml").read_text(encoding="utf-8"), f"{name}.toml")
+    return _parse(hardware_text(name), f"{name}.toml")
 
 
 def _parse(text: str, source: str) -> Hardware:

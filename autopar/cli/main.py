@@ -28,6 +28,7 @@ VERBS = {
     "sweep": "plan for several numbers of devices and compare",
     "rules": "the table of sharding rules; --missing lists a model's operators without one",
     "profile": "measure this machine and write a hardware file",
+    "hardware": "the built-in hardware files; one of them with the source of each figure",
     "solve": "solve a problem file of nodes, choices and a memory limit",
     "schema": "the JSON Schema of the plan file",
     "completion": "a script that completes commands and options in a shell",
@@ -129,5 +130,6 @@ def _help() -> str:
         "autopar: a PyTorch model, example inputs and a device mesh in; a sharding plan and the sharded program out\n\n"
         f"usage: autopar COMMAND ...      autopar COMMAND --help\n\n{rows}\n\n"
         "TARGET is file.py:function, package.module:function, zoo:NAME,key=value,... or hf:CONFIG.json,batch=..,seq=..;\n"
-        "autopar plan zoo: lists the built-in models. A plan starts with: autopar plan zoo:mlp --mesh dp=2,tp=2 -o plan.json"
+        "autopar plan zoo: lists the built-in models. A plan that splits something:\n"
+        "autopar plan zoo:llama3-8b,layers=4,batch=16,seq=8192 --mesh dp=8,tp=8 -o plan.json"
     )

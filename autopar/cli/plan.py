@@ -26,7 +26,7 @@ from autopar.cli.planning import (
     read_microbatches,
     read_mode,
     say_cut,
-    say_default_hardware,
+    say_hardware,
 )
 from autopar.cli.terminal import columns, out
 from autopar.effort import DEFAULT_EFFORT, check_effort
@@ -86,7 +86,7 @@ def plan(
         time_limit=time_limit, seed=seed,
     )  # fmt: skip
     memory_limit = read_memory_limit(memory, options.hardware)
-    say_default_hardware(hardware)
+    say_hardware(hardware)
     found = pareto_target(target, options, rungs or 8) if pareto else plan_target(target, options, memory_limit)
     say_cut(found.plans if isinstance(found, Pareto) else (found,))
     if html is not None and isinstance(found, Pareto):

@@ -135,10 +135,12 @@ def say_slow_solver() -> None:
     solving.announce = lambda: note("the solver runs as plain Python, some 50 times slower: install autopar anew with a C compiler")
 
 
-def say_default_hardware(hardware: str | None) -> None:
-    """Says which hardware is planned for where none is named."""
+def say_hardware(hardware: str | None) -> None:
+    """Says which hardware is planned for where none is named, and that the built-in CPUs are no machine of the user's."""
     if hardware is None:
-        note(f"no hardware is named: planning for {DEFAULT_HARDWARE}")
+        note(f"no hardware is named: planning for {DEFAULT_HARDWARE}; autopar hardware lists others")
+    elif hardware == "cpu-cluster":
+        note("cpu-cluster has round figures of ordinary servers: autopar profile -o hardware.toml measures this machine")
 
 
 def progress(line: Line, ctrl_c: str = "keeps the best so far") -> Progress:

@@ -25,7 +25,7 @@ from autopar.cli.planning import (
     read_microbatches,
     read_mode,
     say_cut,
-    say_default_hardware,
+    say_hardware,
     sweep_target,
 )
 from autopar.cli.target import read_value
@@ -75,7 +75,7 @@ def sweep(
         pins=open_pins(pin or []), cost_model=cost_model, recompute=recompute, microbatches=read_microbatches(microbatches),
         execute=read_execution(execute), effort=check_effort(effort), time_limit=time_limit, seed=seed,
     )  # fmt: skip
-    say_default_hardware(hardware)
+    say_hardware(hardware)
     found = sweep_target(target, options, grid, _say)
     say_cut(point.plan for point in found.points if point.plan is not None)
     if output is not None:
