@@ -3,7 +3,8 @@
 mlp, gpt2, llama3, resnet, moe: each has a function ``build``.
 
 ``build("gpt2", layers=4, batch=8)`` gives a ``Target``. Keys and defaults are tables here, so that listing them needs no
-torch. Defaults are small: a test on a CPU takes about a second, and every dim that one would split divides by 8.
+torch. Defaults are small: a test on a CPU takes about a second, and every dim that one would split divides by 8. Those of Llama's published
+sizes are batches for 64, 256 and 512 devices: with one sequence there is little to split.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ _MODELS: Mapping[str, tuple[str, Keys]] = {
     "llama3-8b": (
         "llama3",
         {
-            **_LLAMA, "batch": 1, "seq": 8192, "layers": 32, "width": 4096, "heads": 32, "hidden": 14336, "vocab": 128256,
+            **_LLAMA, "batch": 16, "seq": 8192, "layers": 32, "width": 4096, "heads": 32, "hidden": 14336, "vocab": 128256,
             "dtype": "bfloat16",
         },
     ),
     "llama3-70b": (
         "llama3",
         {
-            **_LLAMA, "batch": 1, "seq": 8192, "layers": 80, "width": 8192, "heads": 64, "hidden": 28672, "vocab": 128256,
+            **_LLAMA, "batch": 64, "seq": 8192, "layers": 80, "width": 8192, "heads": 64, "hidden": 28672, "vocab": 128256,
             "dtype": "bfloat16",
         },
     ),
     "llama3-405b": (
         "llama3",
         {
-            **_LLAMA, "batch": 1, "seq": 8192, "layers": 126, "width": 16384, "heads": 128, "hidden": 53248, "vocab": 128256,
+            **_LLAMA, "batch": 512, "seq": 8192, "layers": 126, "width": 16384, "heads": 128, "hidden": 53248, "vocab": 128256,
             "dtype": "bfloat16",
         },
     ),
