@@ -61,7 +61,8 @@ class ShardedModule(WithinReplicas, OwnStates):
     dropout_step: int
     other_calls: int
     _weights: HeldWeights
-    _compared: bool
+    _calls: int
+    _compared: set[int]
     _left: tuple[str, ...]
     _seeded: int
 
@@ -76,7 +77,7 @@ class ShardedModule(WithinReplicas, OwnStates):
             if path:
                 keep_within(path, part)
         self._observed: list[Observed] | None = None
-        self.__dict__.update(_weights=HeldWeights(self), _compared=False, _left=())
+        self.__dict__.update(_weights=HeldWeights(self), _calls=0, _compared=set(), _left=())
         self.training = tree.training
         self.adopt_states(programs)
 
@@ -98,8 +99,12 @@ class ShardedModule(WithinReplicas, OwnStates):
         put_back(self.tree, self._left)
         self.tree.__dict__["training"] = self.training
         step, tensors = self._programs.find(self.parts, args, kwargs)
-        if not self._compared:
-            self._agree(step, tensors)
+        if not self._calls:
+            self._agree_on_seed()
+        self.__dict__["_calls"] += 1
+        if step.inputs == "global" and (id(step) not in self._compared or self._calls.bit_count() == 1):
+            self._compared.add(id(step))
+            self._compare_inputs(step, tensors)
         graph = step.graph
         differentiates = graph.mode == "train" and torch.is_grad_enabled()
         entered = self._weights.enter(step, differentiates=differentiates)
@@ -133,25 +138,32 @@ class ShardedModule(WithinReplicas, OwnStates):
         by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
         return step.call.result(by_name)
 
-    def _agree(self, step: Step, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Takes the first rank's seed, and looks at what plain inputs of the first call hold: a loader that gives each rank rows of its own
-        does so at once. Collective.
+    def _agree_on_seed(self) -> None:
+        """Takes the first rank's seed, unless one was set. Collective."""
+        seed = torch.initial_seed()
+        own = seed if self.dropout_seed is None else self.dropout_seed
+        self.__dict__.update(_seeded=seed, dropout_seed=everyones(own, self.place.team)[0])
+
+    def _compare_inputs(self, step: Step, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Compares hashes of the plain inputs with those of the other ranks. Collective.
+
+        A loader that gives each rank rows of its own differs in the first call, or in the first after an evaluation on equal rows. So the
+        first call of each program is compared, and calls 2, 4, 8 and so on: hashing costs nothing to speak of then.
 
         Raises:
             UsageError: another rank was given something else.
         """
-        team, seed = self.place.team, torch.initial_seed()
+        team = self.place.team
+        if len(team.members) == 1:
+            return
         given = ((item.name, input_of(tensors, item)) for item in step.graph.of_kind("input"))
-        compared = step.inputs == "global" and len(team.members) > 1
-        own = {name: hash_of(tensor) for name, tensor in given if not isinstance(tensor, DTensor)} if compared else {}
-        everyone = everyones((seed if self.dropout_seed is None else self.dropout_seed, own), team)
-        self.__dict__.update(_compared=True, _seeded=seed, dropout_seed=everyone[0][0])
-        for rank, (_, theirs) in enumerate(everyone):
+        own = {name: hash_of(tensor) for name, tensor in given if not isinstance(tensor, DTensor)}
+        for rank, theirs in enumerate(everyones(own, team)):
             if theirs != own:
-                what = next((name for name in own if isinstance(theirs, dict) and theirs.get(name) != own[name]), "call")
-                message = f"rank {rank} is given another {what} than this rank; plain tensors are whole, the same on all ranks"
+                what = next((name for name in own if theirs.get(name) != own[name]), "call")
+                where = f"rank {rank} is given another {what} than this rank in call {self._calls}"
                 hint = "give all ranks the whole batch, or each its own rows: by module.local_batch, or by compile(..., inputs='local')"
-                raise UsageError(message, hint)
+                raise UsageError(f"{where}; plain tensors are whole, the same on all ranks", hint)
 
     def _check_values(self) -> None:
         """Raises UsageError: weights that nobody has given values, or written to, since they were made without any."""

@@ -782,6 +782,23 @@ def test_ranks_that_are_given_other_rows_are_told() -> None:
             assert f"rank {1 - rank} is given another {name} than this rank" in text and "module.local_batch" in text
 
 
+def test_rows_of_their_own_are_found_after_an_equal_evaluation() -> None:
+    """Compared are the first call of each program, and calls 2, 4, 8."""
+    def run(rank: int) -> list[str | None]:
+        module, own = compiled(), X + rank
+        equal, later, short = partial(module, X, Y), partial(module, own, Y), partial(module, own[:4], Y[:4])
+        with torch.no_grad():
+            module.eval()(X, Y)
+        module.train()
+        words: list[str | None] = [refused(later)]  # call 2
+        equal()
+        return [*words, refused(later), refused(short)]  # calls 4 and 5
+
+    for rank, words in enumerate(on_ranks(run, 2)):
+        for text, call in zip(words, (2, 4, 5), strict=True):
+            assert text is not None and f"rank {1 - rank} is given another x than this rank in call {call};" in text
+
+
 class Noise(nn.Module):
     def __init__(self) -> None:
         super().__init__()
