@@ -5,6 +5,7 @@ tables             the tables of text and page
 phases             the phases of the search, and what each gained
 page               the HTML page
 picture            the step and the layers as one SVG, for documents
+colours            what colour is what in drawings
 timeline           the simulated step, a row a stream
 trace              the same for chrome://tracing and Perfetto
 parallelism_words  names for the parallelism of each layer: column parallel, FSDP

@@ -3,7 +3,7 @@
   const root = document.querySelector(".autopar"), data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
   const steps = root.querySelector("canvas.steps"), memory = root.querySelector("canvas.memory"), said = root.querySelector(".said");
   if (!steps || !data.end) return;
-  const colours = {forward: "#3b6fb6", backward: "#7a4fa3", recompute: "#b58ad6", moving: "#c9702b", stalled: "#cc3333", optimizer: "#3a8f5c"};
+  const colours = data.colours, style = name => getComputedStyle(root).getPropertyValue("--" + name);
   const row = 26, head = 40, left = 74;
   let from = 0, to = data.end, drag = null;
 
@@ -29,7 +29,7 @@
   function ticks(pen, width, top, bottom) {
     const rough = (to - from) / Math.max(2, (width - left) / 110), power = Math.pow(10, Math.floor(Math.log10(rough)));
     const step = power * [1, 2, 5, 10].find(n => n * power >= rough);
-    pen.strokeStyle = "#ddd"; pen.fillStyle = "#5a5a5a";
+    pen.strokeStyle = style("line"); pen.fillStyle = style("note");
     for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
       const x = place(at, width);
       pen.beginPath(); pen.moveTo(x, top); pen.lineTo(x, bottom); pen.stroke(); pen.fillText(time(at), x + 3, top + 7);
@@ -38,15 +38,15 @@
   function draw() {
     const height = head + data.streams.length * row + 4, pen = prepare(steps, height), width = steps.clientWidth;
     ticks(pen, width, 0, height);
-    pen.fillStyle = "#5a5a5a"; pen.fillText("layers", 4, 27);
+    pen.fillStyle = style("note"); pen.fillText("layers", 4, 27);
     for (const [name, begin, end] of data.layers) {
       if (end < from || begin > to) continue;
       const a = Math.max(place(begin, width), left), b = Math.min(place(end, width), width - 8);
       if (b <= left) continue;
-      pen.strokeStyle = "#999"; pen.strokeRect(a + .5, 18.5, Math.max(b - a - 1, .5), 16);
+      pen.strokeStyle = style("note"); pen.strokeRect(a + .5, 18.5, Math.max(b - a - 1, .5), 16);
       for (const text of [name, name.replace(/^.*\./, "")]) if (pen.measureText(text).width < b - a - 4) { pen.fillText(text, a + 3, 27); break; }
     }
-    data.streams.forEach((name, number) => { pen.fillStyle = "#5a5a5a"; pen.fillText(name, 4, head + number * row + row / 2); });
+    data.streams.forEach((name, number) => { pen.fillStyle = style("note"); pen.fillText(name, 4, head + number * row + row / 2); });
     const shown = {};
     for (const [stream, kind, begin, length, name] of data.bars) {
       if (begin + length < from || begin > to) continue;
@@ -54,7 +54,7 @@
       const spot = stream + ":" + kind + ":" + Math.floor(a * 2);
       if (b - a < .5 && shown[spot]) continue;
       shown[spot] = true;
-      pen.fillStyle = colours[data.kinds[kind]]; pen.fillRect(a, y, Math.max(b - a, .5), row - 4);
+      pen.fillStyle = colours[kind]; pen.fillRect(a, y, Math.max(b - a, .5), row - 4);
       if (b - a > 60) {
         pen.save(); pen.beginPath(); pen.rect(a, y, b - a, row - 4); pen.clip(); pen.fillStyle = "#fff";
         pen.fillText(data.names[name][0], a + 3, y + row / 2 - 2); pen.restore();
@@ -67,14 +67,14 @@
     let before = 0;
     for (const [at, level] of data.levels) { const x = place(at, width); ink.lineTo(x, y(before)); ink.lineTo(x, y(level)); before = level; }
     ink.lineTo(place(data.end, width), y(before)); ink.lineTo(place(data.end, width), y(0)); ink.closePath();
-    ink.fillStyle = "#3b6fb666"; ink.fill();
-    ink.clearRect(0, 0, left, tall); ink.fillStyle = "#5a5a5a"; ink.fillText("memory", 4, 14);
-    ink.strokeStyle = ink.fillStyle = "#cc3333";
+    ink.fillStyle = colours[0] + "66"; ink.fill();
+    ink.clearRect(0, 0, left, tall); ink.fillStyle = style("note"); ink.fillText("memory", 4, 14);
+    ink.strokeStyle = ink.fillStyle = style("limit");
     if (!far) { ink.setLineDash([5, 4]); ink.beginPath(); ink.moveTo(left, y(data.limit)); ink.lineTo(width, y(data.limit)); ink.stroke(); ink.setLineDash([]); }
     ink.fillText("limit " + bytes(data.limit) + (far ? ", far above" : ""), left + 4, far ? 24 : y(data.limit) + 9);
     const peak = data.levels[data.peak];
     if (peak[0] >= from && peak[0] <= to) {
-      ink.fillStyle = "#1c1c1c"; ink.beginPath(); ink.arc(place(peak[0], width), y(peak[1]), 3, 0, 7); ink.fill();
+      ink.fillStyle = style("ink"); ink.beginPath(); ink.arc(place(peak[0], width), y(peak[1]), 3, 0, 7); ink.fill();
       const text = "peak " + bytes(peak[1]);
       ink.fillText(text, Math.min(place(peak[0], width) + 6, width - ink.measureText(text).width - 6), Math.min(y(peak[1]) + 10, tall - 8));
     }
@@ -92,7 +92,7 @@
     said.textContent = time(at) + ", " + bytes(level) + " held" + (found ? " \u2014 " + data.names[found[4]].filter(Boolean).join(", ") + ", " + time(found[3]) : "");
   }
   for (const canvas of [steps, memory]) {
-    canvas.addEventListener("wheel", event => { event.preventDefault(); zoom(event.deltaY > 0 ? 1.25 : .8, second(event.offsetX, canvas.clientWidth)); }, {passive: false});
+    canvas.addEventListener("wheel", event => { if (!event.ctrlKey && !event.metaKey) return; event.preventDefault(); zoom(event.deltaY > 0 ? 1.25 : .8, second(event.offsetX, canvas.clientWidth)); }, {passive: false});
     canvas.addEventListener("pointerdown", event => { drag = event.offsetX; tell(event.offsetX, event.offsetY); });
     canvas.addEventListener("pointermove", event => {
       if (drag !== null && event.buttons) { move((drag - event.offsetX) / (canvas.clientWidth - left) * (to - from)); drag = event.offsetX; }
@@ -105,6 +105,6 @@
     const middle = (from + to) / 2;
     ({in: () => zoom(.5, middle), out: () => zoom(2, middle), all: () => { from = 0; to = data.end; draw(); }, left: () => move((from - to) / 3), right: () => move((to - from) / 3)})[button.name]();
   }));
-  window.addEventListener("resize", draw); window.addEventListener("beforeprint", draw);
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw); window.addEventListener("resize", draw); window.addEventListener("beforeprint", draw);
   draw();
 })();

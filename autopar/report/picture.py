@@ -7,16 +7,12 @@ from html import escape
 
 from autopar.plan import Plan
 from autopar.report import units
+from autopar.report.colours import KINDS
 from autopar.report.memory_timeline import held
 from autopar.report.parallelism_words import ways
 from autopar.report.timeline import Bar, bars, layers, levels, streams
 from autopar.schedule.instructions import COMPUTE
 
-COLOURS = {
-    "forward": ("#3b6fb6", "forward"), "backward": ("#7a4fa3", "backward"), "recompute": ("#b58ad6", "recomputed"),
-    "moving": ("#c9702b", "collective"), "stalled": ("#cc3333", "operators wait"), "optimizer": ("#3a8f5c", "optimizer"),
-}  # fmt: skip
-"""Colour and name of each kind of bar, those of the page."""
 WIDTH, LEFT, RIGHT, ROW, LINE = 1000, 90, 20, 34, 18
 """Pixels: of the picture, of its margins, of a stream's row, of a line of text."""
 MEMORY = 70
@@ -75,7 +71,7 @@ def _step(plan: Plan, found: tuple[Bar, ...], end: float, top: float) -> Iterato
         for kind, begin, until, name in _joined([bar for bar in found if bar.stream == stream], SHORTEST / scale):
             yield (
                 f'<rect x="{LEFT + begin * scale:.2f}" y="{y:.1f}" width="{max((until - begin) * scale, SHORTEST):.2f}" '
-                f'height="{ROW - 6}" fill="{COLOURS[kind][0]}"><title>{escape(name)}</title></rect>'
+                f'height="{ROW - 6}" fill="{KINDS[kind][0]}"><title>{escape(name)}</title></rect>'
             )
 
 
@@ -101,14 +97,14 @@ def _memory(plan: Plan, end: float, top: float) -> Iterator[str]:
     path = [f"M{LEFT} {top + MEMORY:.1f}"]
     for begin, size in curve:
         path.append(f"H{LEFT + begin * scale:.1f}V{top + MEMORY * (1 - size / peak):.1f}")
-    yield f'<path d="{"".join(path)}H{WIDTH - RIGHT}V{top + MEMORY:.1f}Z" fill="#c8d6e8" stroke="#3b6fb6"/>'
+    yield f'<path d="{"".join(path)}H{WIDTH - RIGHT}V{top + MEMORY:.1f}Z" fill="#cfe0ee" stroke="#0072b2"/>'
     yield _text(LEFT - 8, top + 12, units.size(peak), "text-anchor='end'")
     yield _text(LEFT - 8, top + MEMORY, "memory", "text-anchor='end'")
 
 
 def _key(kinds: set[str], top: float) -> Iterator[str]:
     x = float(LEFT)
-    for kind, (colour, name) in COLOURS.items():
+    for kind, (colour, name) in KINDS.items():
         if kind in kinds:
             yield f'<rect x="{x:.0f}" y="{top - 10:.1f}" width="11" height="11" fill="{colour}"/>'
             yield _text(x + 16, top, name, "font-size='12' fill='#5a5a5a'")

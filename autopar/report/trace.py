@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 
 from autopar.plan import Plan
 from autopar.report.memory_timeline import held
@@ -11,16 +12,20 @@ from autopar.rows import CollectivePlan, OpPlan
 
 
 def chrome_trace(plan: Plan) -> str:
-    """JSON with one complete event for each operator, collective, stall, layer and the optimizer's step, and a counter of the bytes held; a
-    microsecond of the trace is one of the prediction."""
+    """JSON with one complete event for each operator, collective, stall, layer and the optimizer's step, an arrow from each collective to
+    the operators that waited for it, and a counter of the bytes held. A microsecond of the trace is one of the prediction."""
     found = bars(plan)
     threads = {stream: number for number, stream in enumerate((*streams(found), "layers"), 1)}
     events: list[dict[str, object]] = [
+        {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": f"a rank of {plan.model.target}"}}
+    ]
+    events += [
         {"name": "thread_name", "ph": "M", "pid": 0, "tid": number, "args": {"name": stream}} for stream, number in threads.items()
     ]
     ops = {row.name: row for row in plan.ops}
     calls = {row.id: row for row in plan.collectives if row.id is not None}
     events += [_event(bar.name, bar.kind, threads[bar.stream], bar.begin, bar.end, _arguments(bar, ops, calls)) for bar in found]
+    events += _arrows(found, threads)
     events += [_event(name, "layer", threads["layers"], begin, end, {}) for name, begin, end in layers(plan, found)]
     events += [
         {"name": "memory", "ph": "C", "pid": 0, "ts": at * 1e6, "args": {"bytes": level}} for at, level in levels(plan, held(plan).levels)
@@ -31,6 +36,16 @@ def chrome_trace(plan: Plan) -> str:
 def _event(name: str, kind: str, thread: int, begin: float, end: float, arguments: dict[str, object]) -> dict[str, object]:
     more = {"args": arguments} if arguments else {}
     return {"name": name, "cat": kind, "ph": "X", "pid": 0, "tid": thread, "ts": begin * 1e6, "dur": (end - begin) * 1e6, **more}
+
+
+def _arrows(found: Sequence[Bar], threads: Mapping[str, int]) -> Iterator[dict[str, object]]:
+    """A flow from the end of each collective to the end of the stall that it caused."""
+    ends = {bar.of: bar for bar in found if bar.kind == "moving"}
+    for number, stall in enumerate(bar for bar in found if bar.kind == "stalled" and bar.of in ends):
+        call = ends[stall.of]
+        shared = {"name": "waited for", "cat": "waits", "pid": 0, "id": number}
+        yield {**shared, "ph": "s", "tid": threads[call.stream], "ts": call.begin * 1e6}
+        yield {**shared, "ph": "f", "bp": "e", "tid": threads[stall.stream], "ts": stall.end * 1e6}
 
 
 def _arguments(bar: Bar, ops: dict[str, OpPlan], calls: dict[str, CollectivePlan]) -> dict[str, object]:

@@ -13,7 +13,7 @@ import pytest
 
 from autopar.plan import Plan
 from autopar.recording import record
-from autopar.report import chrome_trace, fragment, html
+from autopar.report import chrome_trace, fragment, html, units
 from autopar.report.memory_timeline import held
 from autopar.report.parallelism_words import differing, ways
 from autopar.search import find_plan
@@ -83,6 +83,38 @@ def test_the_page_says_what_the_plan_says_and_fetches_nothing() -> None:
     assert "viewport" in page and "@media print" in page
 
 
+def test_the_bound_the_plan_and_the_baselines_are_bars_of_one_scale() -> None:
+    plan = two_layer_plan()
+    page = html(plan)
+    drawn = re.findall(r"<span>([^<]+)</span><i style='width: ([0-9.]+)%'>", page.partition("<h2>How")[0])
+    bars = {name: float(share) for name, share in drawn}
+    most = max([plan.objective.seconds, *(row.objective_seconds or 0.0 for row in plan.baselines.values() if row.feasible)])
+    assert bars["this plan"] == pytest.approx(100 * plan.objective.seconds / most, abs=0.1)
+    assert bars["no plan takes less"] == pytest.approx(100 * plan.objective.bound_seconds / most, abs=0.1)
+    assert set(bars) - {"this plan", "no plan takes less"} == {name for name, row in plan.baselines.items() if row.feasible}
+
+
+@pytest.mark.parametrize("make", PLANS)
+def test_exposed_communication_is_what_no_operator_hides(make: object) -> None:
+    plan: Plan = make()  # type: ignore[operator]
+    exposed = plan.predicted.step_seconds - plan.predicted.compute_seconds - plan.predicted.optimizer_seconds
+    priced = plan.created_by.cost_model == "roofline" and plan.predicted.communication_seconds > 0
+    assert (f"<b>{units.seconds(max(exposed, 0.0))}</b><span>exposed" in html(plan)) == priced
+
+
+def test_no_section_is_empty() -> None:
+    plan = two_layer_plan()
+    alone = plan.model_copy(update={"baselines": {}, "collectives": ()})
+    assert {"Baselines", "Collectives"} <= set(read(html(plan)).texts["h2"])
+    assert not {"Baselines", "Collectives"} & set(read(html(alone)).texts["h2"])
+
+
+def test_a_large_gap_is_explained() -> None:
+    plan = two_layer_plan()
+    objective = plan.objective.model_copy(update={"bound_seconds": plan.objective.seconds / 2, "gap": 0.5})
+    assert "at most 2.0 times the optimum" in html(plan.model_copy(update={"objective": objective}))
+
+
 def test_what_a_notebook_shows_styles_itself_alone() -> None:
     part = two_layer_plan()._repr_html_()
     assert part == fragment(two_layer_plan()) and "<script" not in part and "<body" not in part
@@ -99,6 +131,11 @@ def test_the_trace_has_modules_arguments_memory_and_the_optimizer() -> None:
     timed = {event["name"]: event for event in events if event["ph"] == "X"}
     assert timed["f0"]["args"]["operator"] and timed["f0"]["args"]["arguments"] and "module" in timed["f0"]["args"]
     assert timed["all_gather of 6 values from w0"]["args"]["axes"] == ["dp"]
+    starts, ends = ({event["id"]: event for event in events if event["ph"] == kind} for kind in "sf")
+    stalls = [event for event in events if event.get("cat") == "stalled"]
+    assert len(starts) == len(ends) == len(stalls) > 0, "an arrow to each stall"
+    assert all(starts[number]["ts"] <= ends[number]["ts"] and starts[number]["tid"] != ends[number]["tid"] for number in starts)
+    assert events[0]["name"] == "process_name" and plan.model.target in events[0]["args"]["name"]
     last = max(timed.values(), key=lambda event: event["ts"] + event["dur"])
     assert last["name"] == f"optimizer: {plan.model.optimizer}"
 
