@@ -57,6 +57,14 @@ def test_plan_of_a_graph_is_the_plan_of_its_model(graph: autopar.Graph) -> None:
     assert autopar.check(first, graph) == ()
 
 
+def test_each_phase_of_a_search_is_a_line_of_the_log(graph: autopar.Graph, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="autopar"):
+        plan = autopar.plan(graph, mesh="dp=2,tp=2")
+    assert plan.search is not None
+    assert [message.partition(": step")[0] for message in caplog.messages] == [phase.name for phase in plan.search.phases]
+    assert f"step {plan.objective.seconds:.4g} s" in caplog.messages[-1] and "CPU seconds" in caplog.messages[-1]
+
+
 def test_meshes_of_every_form() -> None:
     assert parse_mesh("2x4").axes == (("x", 2), ("y", 4))
     assert parse_mesh({"dp": 2}).axes == (("dp", 2),)

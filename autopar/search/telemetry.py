@@ -1,13 +1,16 @@
-"""Telemetry: what each phase of a search did to step and bound, and its work and CPU seconds."""
+"""Telemetry: what each phase of a search did to step and bound, and its work and CPU seconds. Each is a line of the log ``autopar``."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import process_time
 
 from autopar.effort import Meter
+
+log = logging.getLogger("autopar")
 
 Standing = Callable[[], tuple[float, float]]
 """Returns the seconds of the incumbent's step (infinite without one that fits), and of the bound."""
@@ -65,3 +68,4 @@ class Telemetry:
             words = ": ".join((*self.place, name))
             spent = self.meter.spent - work, process_time() - seconds
             self.records.append(PhaseRecord(words, *spent, step, now[0], bound, now[1]))
+            log.info("%s: step %.4g s, bound %.4g s; %.1f CPU seconds", words, now[0], now[1], spent[1])
