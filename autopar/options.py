@@ -150,8 +150,8 @@ def parse_memory(memory: str | float) -> int:
 
 
 def read_memory_limit(memory: str | float | None, hardware: Hardware) -> int:
-    """The memory limit in bytes per rank: the one given, else the hardware's own memory."""
-    return int(hardware.memory_bytes) if memory is None else parse_memory(memory)
+    """The memory limit in bytes per rank: the one given, else what the hardware leaves to plans."""
+    return hardware.usable_bytes if memory is None else parse_memory(memory)
 
 
 def read_mesh(mesh: MeshLike | None) -> Mesh | None:

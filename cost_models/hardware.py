@@ -51,6 +51,7 @@ class Hardware:
             traffic are each time of their own.
         residuals: ``(fit, residual)`` pairs of what ``profile`` measured; no price depends on them.
         issue_seconds: ``(way of execution, seconds)`` pairs: what a kernel costs the process that issues it.
+        reserved_bytes: of a device's memory, for what no plan counts: the CUDA context, NCCL's buffers, gaps between blocks.
     """
 
     name: str
@@ -67,6 +68,12 @@ class Hardware:
     launch_overlaps: bool = True
     residuals: tuple[tuple[str, Residual], ...] = ()
     issue_seconds: tuple[tuple[str, float], ...] = ()
+    reserved_bytes: float = 0.0
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes of a device that a plan may fill where no limit is given."""
+        return int(self.memory_bytes - self.reserved_bytes)
 
     @cached_property
     def _peaks(self) -> Mapping[str, float]:
@@ -126,6 +133,8 @@ class Hardware:
             "devices_per_node": self.devices_per_node,
             "links": {"node": LinkEntry.content(self.node), "network": LinkEntry.content(self.network)},
         }
+        if self.reserved_bytes:
+            data["reserved_bytes"] = self.reserved_bytes
         if self.axes:
             data["axes"] = {name: LinkEntry.content(link) for name, link in self.axes}
         if self.overlap_slowdown:
@@ -155,6 +164,9 @@ class Hardware:
             unknown = [_place(item) for item in others if item["type"] == "extra_forbidden"] if first["type"] == "missing" else []
             there = f"; there is no field {', '.join(unknown)}" if unknown else ""
             raise HardwareFileError(f"{source}: field {_place(first)}: {problem}{there}", _example()) from error
+        if file.reserved_bytes >= file.memory_bytes:
+            message = f"{source}: field reserved_bytes: {file.reserved_bytes:g} of {file.memory_bytes:g} bytes leave nothing to plans"
+            raise HardwareFileError(message, "give what the driver and the communication library take, in bytes")
         if "float32" not in file.peak_flops:
             hint = "every dtype that is not given falls back on the float32 peak"
             raise HardwareFileError(f"{source}: field peak_flops.float32: field required", hint)
@@ -176,6 +188,7 @@ class Hardware:
             file.launch_overlaps,
             file.measured,
             tuple(file.host.issue_seconds.items()),
+            file.reserved_bytes,
         )
 
 

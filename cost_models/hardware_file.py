@@ -125,6 +125,7 @@ class HardwareFile(_Table):
 
     name: Annotated[str, Field(min_length=1)]
     memory_bytes: Bytes
+    reserved_bytes: Annotated[float, Field(ge=0, le=1e18)] = 0.0
     memory_bandwidth: Positive
     kernel_launch_seconds: NotNegative
     peak_flops: dict[str, Positive]

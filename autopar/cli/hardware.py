@@ -28,10 +28,11 @@ def _table() -> str:
     for name in hardware_names():
         one = load_hardware(name)
         rows.append((
-            name, units.size(int(one.memory_bytes)), _flops(max(map(one.peak, HALVES))), _speed(one.memory_bandwidth),
+            name, units.size(int(one.memory_bytes)), units.size(one.usable_bytes), _flops(max(map(one.peak, HALVES))),
+            _speed(one.memory_bandwidth),
             str(one.devices_per_node), _speed(one.node.bandwidth), _speed(one.network.bandwidth),
         ))  # fmt: skip
-    header = ("name", "memory", "16-bit", "memory speed", "a node", "in a node", "between nodes")
+    header = ("name", "memory", "for plans", "16-bit", "memory speed", "a node", "in a node", "between nodes")
     words = "published figures and marked assumptions; autopar hardware NAME gives their sources, autopar profile measures this machine"
     return "\n".join([*Table(header, tuple(rows), frozenset(header) - {"name"}).lines(), "", words])
 

@@ -29,6 +29,9 @@ PLACES = 64
 OUT_OF_CACHE = 2**26
 """Bytes of all places together, at most: more than a CPU's cache holds."""
 
+OUTSIDE_BYTES, BETWEEN_BLOCKS = 2e9, 0.04
+"""Bytes of a CUDA context and of NCCL's buffers, and share of the memory between the allocator's blocks. Assumed, not measured."""
+
 
 @dataclass(frozen=True)
 class Peaks:
@@ -95,6 +98,13 @@ def memory_bytes(device: torch.device, per_node: int) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // per_node
+
+
+def reserved_bytes(device: torch.device) -> float:
+    """Bytes of a GPU that no plan may fill: as the built-in files assume. 0 of a CPU, whose memory is not a device's."""
+    if device.type != "cuda":
+        return 0.0
+    return OUTSIDE_BYTES + BETWEEN_BLOCKS * torch.cuda.get_device_properties(device).total_memory
 
 
 def _copy_next(many: Iterator[torch.Tensor]) -> torch.Tensor:

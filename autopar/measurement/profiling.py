@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.measurement.clock import Clock, mean_over_ranks
-from autopar.measurement.device import Peaks, describe, memory_bytes, peaks, time_copies, time_optimizer
+from autopar.measurement.device import Peaks, describe, memory_bytes, peaks, reserved_bytes, time_copies, time_optimizer
 from autopar.measurement.hardware import Measured, Times, fit
 from autopar.measurement.links import Ranks, time_links, time_overlap
 from autopar.measurement.operators import LARGE, SMALL, Sample, samples, time_operators
@@ -132,7 +132,7 @@ def _measure_here(ranks: Ranks, given: list[Sample], effort: Effort, quiet: bool
     reached = Peaks(dict(zip(most.flops, flops, strict=True)), bandwidth)
     times = Times(reached, tuple(operators), tuple(collectives), slowdown, overlaps)
     hardware = fit(times, f"measured-{platform.node() or 'machine'}", float(memory_bytes(ranks.device, ranks.per_node)), ranks.per_node)
-    return Measured(hardware, tuple(_notes(ranks, stretch)))
+    return Measured(replace(hardware, reserved_bytes=reserved_bytes(ranks.device)), tuple(_notes(ranks, stretch)))
 
 
 def _notes(ranks: Ranks, stretch: float) -> list[str]:

@@ -84,7 +84,7 @@ def overview(plan: Plan) -> Table:
         (
             "memory",
             f"{units.size(predicted.peak_memory_bytes_per_rank)} per rank at the peak, "
-            f"limit {units.size(plan.memory_limit_bytes_per_rank)}",
+            f"limit {units.size(plan.memory_limit_bytes_per_rank)}{_reserve(plan)}",
         ),
         ("", ", ".join(f"{name} {units.size(value)}" for name, value in parts)),
         *([("microbatches", _microbatches(plan))] if plan.microbatches > 1 or plan.microbatches_tried else []),
@@ -96,6 +96,14 @@ def overview(plan: Plan) -> Table:
     rows += [("unequal", f"{words}; time and memory are those of the largest part") for words in _unequal(plan)]
     rows += [("pin", f"{name} = {spec!r}") for name, spec in plan.pins.items()]
     return Table(("autopar", "plan"), tuple(rows))
+
+
+def _reserve(plan: Plan) -> str:
+    """Where the limit is the hardware's own, what of its memory it leaves to others."""
+    memory, reserved = plan.hardware.get("memory_bytes", 0.0), plan.hardware.get("reserved_bytes", 0.0)
+    if not reserved or int(memory - reserved) != plan.memory_limit_bytes_per_rank:
+        return ""
+    return f": {units.size(int(reserved))} of {units.size(int(memory))} are left to CUDA, NCCL and the allocator"
 
 
 def _tied(plan: Plan) -> str:

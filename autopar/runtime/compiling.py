@@ -209,7 +209,7 @@ def compile_schedule(
     programs = Programs(
         step, tuple(part.training for part in tree.modules()), loss,
         optimizer=plan.model.optimizer if plan is not None else "none",
-        memory_limit=int(machine.hardware.memory_bytes) if plan is None else plan.memory_limit_bytes_per_rank,
+        memory_limit=machine.hardware.usable_bytes if plan is None else plan.memory_limit_bytes_per_rank,
         states_bytes=0 if plan is None else plan.predicted.memory.optimizer,
         bind=bound,
     )  # fmt: skip

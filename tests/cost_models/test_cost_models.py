@@ -205,6 +205,15 @@ def test_streams_that_a_collective_occupies() -> None:
     assert Machine(machine.mesh, named).links((whole(1), whole(2))) == ("dp", "node")
 
 
+def test_a_device_keeps_memory_that_no_plan_fills() -> None:
+    """The file's, read back as written; none where the file says nothing; never all there is."""
+    assert H100.usable_bytes == int(80e9 - 5.2e9) and Hardware.from_dict(H100.to_dict()) == H100
+    silent = {key: value for key, value in H100.to_dict().items() if key != "reserved_bytes"}
+    assert Hardware.from_dict(silent).usable_bytes == int(80e9) and "reserved_bytes" not in Hardware.from_dict(silent).to_dict()
+    with pytest.raises(HardwareFileError, match=r"reserved_bytes: 8e\+10 of 8e\+10 bytes leave nothing"):
+        Hardware.from_dict(silent | {"reserved_bytes": 80e9})
+
+
 # --- operators --------------------------------------------------------------------------------------------------
 
 

@@ -65,7 +65,7 @@ def find_plan(
     skip: Set[str] = frozenset(),
     thresholds: Thresholds = USUAL_THRESHOLDS,
 ) -> SearchResult:
-    """The fastest schedule of ``graph`` on ``machine`` within ``memory_bytes`` per rank (default: the hardware's memory).
+    """The fastest schedule of ``graph`` on ``machine`` within ``memory_bytes`` per rank (default: what the hardware leaves to plans).
 
     Args:
         constraints: pins (``resolve_pins``).
@@ -85,7 +85,7 @@ def find_plan(
         InfeasibleError: nothing fits; says the least memory known to do, and the biggest tensors.
         TimeLimitError: the time limit passed, or the work was used up, without a plan.
     """
-    limit = int(machine.hardware.memory_bytes if memory_bytes is None else memory_bytes)
+    limit = int(machine.hardware.usable_bytes if memory_bytes is None else memory_bytes)
     steps = optimizer if graph.mode == "train" else "none"
     meter = Meter(time_limit)
     telemetry = Telemetry(meter, frozenset(skip))
