@@ -8,7 +8,7 @@ the tensors in it may be changed in place or replaced; what it counts in Python 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -21,7 +21,9 @@ from autopar.importer.containers import closed, opened
 from autopar.importer.weights import fake_weights
 
 MakeCache = Callable[[int], Any]
-"""A length -> a cache of so many tokens, as the model takes it in ``past_key_values``."""
+"""A length -> a cache of so many tokens, as the model takes it in ``past_key_values``, or ``cache``."""
+ARGUMENTS = ("past_key_values", "cache")
+"""Names of the argument that takes a cache: until transformers 5.23, and from 5.24 on."""
 NAME = "cache"
 """Name of the submodule that holds the cache's tensors."""
 
@@ -34,8 +36,8 @@ def cached(model: nn.Module, batch: int, length: int, cache: MakeCache | None = 
     the last column, int64. Of the mask, zeros say which places of the cache are padding; places not yet filled may be ones.
 
     Args:
-        model: takes ``input_ids, attention_mask, position_ids, past_key_values`` and gives logits ``[batch, n, vocabulary]``, or an object
-            with ``logits``: as causal models of transformers do.
+        model: takes ``input_ids, attention_mask, position_ids`` and ``past_key_values`` or ``cache``, and gives logits
+            ``[batch, n, vocabulary]``, or an object with ``logits``: as causal models of transformers do.
         cache: makes a cache that begins as zeros; for models of transformers their ``StaticCache``.
         device: where the cache's tensors are; ``meta`` needs no memory and is enough to plan.
 
@@ -47,7 +49,7 @@ def cached(model: nn.Module, batch: int, length: int, cache: MakeCache | None = 
     if cache is not None and not callable(cache):
         raise UsageError(f"cache is a {type(cache).__name__}", "give a function of the length that makes a cache")
     taken = inspect.signature(model.forward).parameters
-    missing = [name for name in ("input_ids", "past_key_values") if name not in taken]
+    missing = [*(["input_ids"] if "input_ids" not in taken else []), *(["past_key_values"] if not set(ARGUMENTS) & set(taken) else [])]
     if missing:
         message = f"the forward of {type(model).__name__} takes no {' and no '.join(missing)}: it is no model with a cache"
         raise UsageError(message, "give a causal model as transformers has them; one that keeps its cache in buffers is planned as it is")
@@ -70,10 +72,16 @@ def _with_cache(model: nn.Module, tensors: CacheTensors) -> nn.Module:
     return made
 
 
+def argument_of(taken: Container[str]) -> str:
+    """The argument of a forward that takes the cache, of the names that it takes."""
+    return next(name for name in ARGUMENTS if name in taken)
+
+
 @lru_cache
 def _class_of(kind: Any) -> Any:
     """The model's class with a forward that knows of the cache."""
     taken = inspect.signature(kind.forward).parameters
+    argument = argument_of(taken)
     further = {name: value for name, value in {"use_cache": True, "logits_to_keep": 1}.items() if name in taken}
 
     def forward(self: Any, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
@@ -81,7 +89,7 @@ def _class_of(kind: Any) -> Any:
         cache = tensors.closed()
         given = {"attention_mask": attention_mask, "position_ids": position_ids}
         known = {name: value for name, value in given.items() if name in taken}
-        result = kind.forward(self, input_ids=input_ids, past_key_values=cache, **known, **further)
+        result = kind.forward(self, input_ids=input_ids, **{argument: cache}, **known, **further)
         tensors.take(cache)
         logits = result if isinstance(result, Tensor) else result.logits
         return logits[:, -1:].argmax(-1)
@@ -180,7 +188,8 @@ def _filled(model: nn.Module, make: MakeCache, batch: int, length: int) -> Any:
     with fake_weights(model, mode, train=False), mode, torch.no_grad():
         cache = make(length)
         if not _allocated(cache):
-            model(input_ids=torch.zeros(batch, 1, dtype=torch.int64), past_key_values=cache)
+            given = {argument_of(inspect.signature(model.forward).parameters): cache}
+            model(input_ids=torch.zeros(batch, 1, dtype=torch.int64), **given)
         tree = opened(cache)
     if next(_leaves(tree), None) is None:
         message = f"the cache of {type(model).__name__}, a {type(cache).__name__}, holds no tensors"
@@ -205,7 +214,7 @@ def _static_cache(model: nn.Module, length: int) -> Any:
     except ImportError:
         config = None
     if config is None:
-        hint = "give cache=, a function of the length that makes what the model takes as past_key_values"
+        hint = "give cache=, a function of the length that makes the cache that the model takes"
         raise UsageError(f"{type(model).__name__} is no model of transformers, so its cache is not known", hint)
     cache = StaticCache(config=config, max_cache_len=length)
     sliding = [isinstance(layer, StaticSlidingWindowLayer) for layer in cache.layers]
