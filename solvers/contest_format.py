@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import zlib
-from collections import Counter
 from itertools import pairwise
 from os import PathLike, fspath
 from pathlib import Path
@@ -22,41 +20,8 @@ from solvers.arrays import Arrays, Ints, offsets
 from solvers.errors import ProblemError
 
 
-def read(path: str | PathLike[str]) -> Arrays:
-    """The arrays in the file. Raises ProblemError where its form does not fit, OSError when it cannot be read."""
-    data = Path(path).read_bytes()
-    if data[:2] == b"\x1f\x8b":
-        try:
-            data = gzip.decompress(data)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ProblemError(f"broken gzip data ({error})", "fetch the file again") from error
-    return _from_json(data)
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of the file. Raises ProblemError: of a key that stands twice one value alone could count."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ProblemError(f"the key {key[:60]!r} stands twice in one object", "keep the one that is meant")
-    return found
-
-
-def _from_json(data: bytes) -> Arrays:
-    """Parse the text. Raises ProblemError with the place of what is wrong."""
-    try:
-        document = json.loads(data, object_pairs_hook=_each_once)
-    except UnicodeDecodeError as error:
-        raise ProblemError(f"not text in UTF-8 (byte {error.start})", "give a problem file in JSON, plain or gzipped") from error
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno} column {error.colno}"
-        raise ProblemError(f"not valid JSON: {error.msg} at {place}", "the file may be cut short; write it again") from error
-    except RecursionError as error:
-        raise ProblemError("not a problem: nested too deep", "see the keys in the package's documentation") from error
-    except ProblemError:
-        raise
-    except ValueError as error:  # a number of thousands of digits
-        raise ProblemError(f"not a problem: {str(error).partition(';')[0]}", "costs and usages are 64-bit integers") from error
+def from_document(document: Any) -> Arrays:
+    """The arrays of a problem read as JSON. Raises ProblemError with the place of what is wrong."""
     body = _key(document, "problem", "", dict)
     nodes, edges = _key(body, "nodes", "problem.", dict), _key(body, "edges", "problem.", dict)
     costs, node_ptr = _rows(_key(nodes, "costs", "problem.nodes.", list), "problem.nodes.costs")

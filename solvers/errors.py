@@ -8,6 +8,7 @@ class ProblemError(ValueError):
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(f"{what}\nhint: {hint}")
+        self.what, self.hint = what, hint
 
 
 class TooLargeError(ProblemError):

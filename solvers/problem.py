@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from solvers import contest_format
 from solvers.arrays import Arrays, Ints, offsets
+from solvers.documents import read_document
 from solvers.errors import ProblemError, TooLargeError
 
 INFINITE = 10**17
@@ -92,10 +93,14 @@ class Problem(Arrays):
     def load(path: str | PathLike[str]) -> Problem:
         """Read the contest's format, plain or gzipped. Raises ProblemError for contents that do not fit, OSError for the file."""
         try:
-            return Problem(**vars(contest_format.read(path)))
+            return Problem.from_document(read_document(path))
         except ProblemError as error:
-            what, hint = str(error).split("\nhint: ", 1)
-            raise ProblemError(f"{fspath(path)}: {what}", hint) from error
+            raise ProblemError(f"{fspath(path)}: {error.what}", error.hint) from error
+
+    @staticmethod
+    def from_document(document: Any) -> Problem:
+        """A problem of the contest's format, read as JSON. Raises ProblemError for contents that do not fit."""
+        return Problem(**vars(contest_format.from_document(document)))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the contest's format (gzipped when the name ends in .gz), with a key ``items`` where one life a node is not enough."""

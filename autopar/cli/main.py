@@ -29,7 +29,7 @@ VERBS = {
     "rules": "the table of sharding rules; --missing lists a model's operators without one",
     "profile": "measure this machine and write a hardware file",
     "hardware": "the built-in hardware files; one of them with the source of each figure",
-    "solve": "solve a problem file of nodes, choices and a memory limit",
+    "solve": "solve a problem file: nodes, choices and a memory limit, or a pipeline",
     "schema": "the JSON Schema of the plan file",
     "completion": "a script that completes commands and options in a shell",
     "demo": "plan and train a small model on local ranks beside the single-process run",

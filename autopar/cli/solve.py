@@ -1,4 +1,7 @@
-"""``autopar solve``: choices for the nodes of a problem file, with a proved bound. The time limit counts from the start of the process."""
+"""``autopar solve``: choices for the nodes of a problem file, or a pipeline for its layers, with a proved bound.
+
+The time limit counts from the start of the process.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,19 @@ import json as json_format
 import os
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autopar.cli.files import check_writable, write_result
+from autopar.cli.pipelines import solve_pipeline_file
 from autopar.cli.terminal import Line, out
 from autopar.errors import FileError, InfeasibleError, TimeLimitError, UsageError
 from autopar.files import STANDARD
+
+if TYPE_CHECKING:
+    from solvers import Problem
+    from solvers.pipeline import PipelineProblem
 
 
 def solve(
@@ -39,14 +47,13 @@ def solve(
     if output is not None:
         check_writable(output, problem)
     say_slow_solver()
-    try:
-        read = solvers.Problem.load(problem)
-    except OSError as error:
-        raise FileError(f"cannot read {problem}: {error.strerror or error}", "give the path of a problem file") from error
-    except solvers.ProblemError as error:
-        what, hint = str(error).split("\nhint: ", 1)
-        raise FileError(what, hint) from error
+    read = _read(problem)
     left = max(0.1, time_limit - _process_seconds())
+    if not isinstance(read, solvers.Problem):
+        if method != "auto":
+            raise UsageError(f"{problem} is a pipeline, which method {method} does not solve", "leave --method out")
+        solve_pipeline_file(read, read.name or problem.name, time_limit=left, gap=gap, seed=seed, output=output, json=json)
+        return
     with Line() as line:
         found = solvers.solve(read, time_limit=left, gap=gap, method=method, seed=seed, progress=_progress(line))
     if found.choices is None:
@@ -56,6 +63,21 @@ def solve(
         write_result(output, json_format.dumps(report) + "\n")
     if output != STANDARD:
         out(json_format.dumps(report) if json else _table(read.name or problem.name, report))
+
+
+def _read(path: Path) -> Problem | PipelineProblem:
+    """The problem in a file, of either schema. Raises FileError, which names the file."""
+    import solvers
+    from solvers.documents import read_document
+    from solvers.pipeline.file_format import from_document, is_pipeline
+
+    try:
+        document = read_document(path)
+        return from_document(document) if is_pipeline(document) else solvers.Problem.from_document(document)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}", "give the path of a problem file") from error
+    except solvers.ProblemError as error:
+        raise FileError(f"{path}: {error.what}", error.hint) from error
 
 
 def _report(found: Any) -> dict[str, Any]:

@@ -10,6 +10,8 @@
     layout        tables copied from one layout to another
     elimination   best choices of nearly all nodes at once
     lns_moves     which of the proposed changes are taken
+    timetables    the clock of a pipeline's timetable, orders made by rules, local search over orders
+    order_tree    branch and bound over the orders of a pipeline
 
 A kernel is plain Python over buffers, and Cython compiles the same file where a C compiler is there at installation: its ``.pxd`` beside
 it says which C types its arguments have. Without a compiler it runs as it is, some 50 times slower, with the same answers. All are
@@ -24,40 +26,50 @@ from solvers.kernels import elimination as _elimination
 from solvers.kernels import layout as _layout
 from solvers.kernels import lns_moves as _lns_moves
 from solvers.kernels import log as _log
+from solvers.kernels import order_tree as _order_tree
 from solvers.kernels import presolve as _presolve
 from solvers.kernels import tables as _tables
+from solvers.kernels import timetables as _timetables
 from solvers.kernels import trws as _trws
 from solvers.kernels import views as _views
 from solvers.kernels.views import Graph, Items, Network, Workspace
 
 COMPILED = not any(
     str(module.__file__).endswith(".py")
-    for module in (_dominance, _elimination, _layout, _lns_moves, _log, _presolve, _tables, _trws, _views)
+    for module in (_dominance, _elimination, _layout, _lns_moves, _log, _order_tree, _presolve, _tables, _timetables, _trws, _views)
 )
 """Whether all kernels run as machine code."""
 
 accept_groups = on_arrays(_lns_moves.accept_groups)
+bound_rest = on_arrays(_order_tree.bound_rest)
 certify = on_arrays(_trws.certify)
 compact_tables = on_arrays(_layout.compact_tables)
 copy_open_entries = on_arrays(_layout.copy_open_entries)
 dominate = on_arrays(_dominance.dominate)
+explore = on_arrays(_order_tree.explore)
 extrapolate = on_arrays(_trws.extrapolate)
 fill_reduced_costs = on_arrays(_trws.fill_reduced_costs)
+fill_tails = on_arrays(_order_tree.fill_tails)
 gather_beliefs = on_arrays(_trws.gather_beliefs)
 group_changes = on_arrays(_lns_moves.group_changes)
+improve_orders = on_arrays(_timetables.improve_orders)
 link = on_arrays(_presolve.link)
 maximal_times = on_arrays(_log.maximal_times)
 orient_tables = on_arrays(_layout.orient_tables)
 pass_both = on_arrays(_trws.pass_both)
 plan_order = on_arrays(_elimination.plan_order)
 replay = on_arrays(_log.replay)
+run_orders = on_arrays(_timetables.run_orders)
 run_queues = on_arrays(_presolve.run_queues)
+run_warm_ups = on_arrays(_timetables.run_warm_ups)
+schedule_by_list = on_arrays(_timetables.schedule_by_list)
 sweep = on_arrays(_elimination.sweep)
 trace = on_arrays(_log.trace)
 wake = on_arrays(_presolve.wake)
 
 __all__ = [
-    "COMPILED", "Graph", "Items", "Network", "Workspace", "accept_groups", "certify", "compact_tables", "copy_open_entries", "dominate",
-    "extrapolate", "fill_reduced_costs", "gather_beliefs", "group_changes", "link", "maximal_times", "orient_tables", "pass_both",
-    "plan_order", "replay", "run_queues", "sweep", "trace", "wake",
+    "COMPILED", "Graph", "Items", "Network", "Workspace", "accept_groups", "bound_rest", "certify", "compact_tables", "copy_open_entries",
+    "dominate", "explore", "extrapolate", "fill_reduced_costs", "fill_tails", "gather_beliefs", "group_changes", "improve_orders", "link",
+    "maximal_times", "orient_tables", "pass_both", "plan_order", "replay", "run_orders", "run_queues", "run_warm_ups", "schedule_by_list",
+    "sweep", "trace", "wake",
 ]  # fmt: skip

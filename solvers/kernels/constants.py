@@ -18,3 +18,5 @@ ACTIVE, GONE, HELD = range(3)
 
 MEMBERS, FACTORS = 64, 4096
 """Nodes of a table's scope, and tables that are summed for one node, at most: widths of the workspace's arrays."""
+NO_STEP = 1e300
+"""The step of a pipeline's orders that wait for one another for ever, or hold more than a device may."""

@@ -20,3 +20,16 @@ cdef class Network:
     cdef int64_t[::1] live, live_count, cost, degree, head, following, eu, ev, at, pool, edge_queue, node_queue, log_data, mark, scalars
     cdef uint8_t[::1] present, heavy, edge_live, edge_waits, node_waits, touched
     cdef int64_t[:, ::1] log
+
+cdef class Chain:
+    cdef const double[::1] seconds, hop, held, room
+    cdef const int64_t[::1] place, sizes
+
+cdef class Clock:
+    cdef double[::1] ends, ready, usage
+    cdef int64_t[::1] count, at, queue, waits
+
+cdef class OrderTree:
+    cdef double[::1] ends, ready, usage, tails, heads, begins, saved, until, vectors, best
+    cdef int64_t[::1] count, blocked, open, width, lines, kept_back, by_tail, line_ptr, scalars, bucket, following, keys, orders
+    cdef const int64_t[::1] flight, tight

@@ -41,3 +41,26 @@ class Network:
         self.degree, self.head, self.following, self.eu, self.ev, self.at, self.edge_live, self.pool, *rest = rest
         self.edge_queue, self.edge_waits, self.node_queue, self.node_waits, self.touched, *rest = rest
         self.log, self.log_data, self.mark, self.scalars = rest
+
+
+class Chain:
+    """See ``pipeline.chain.Chain``."""
+
+    def __init__(self, *arrays: Any) -> None:
+        self.seconds, self.hop, self.held, self.room, self.place, self.sizes = arrays
+
+
+class Clock:
+    """See ``pipeline.chain.Clock``."""
+
+    def __init__(self, *arrays: Any) -> None:
+        self.ends, self.ready, self.usage, self.count, self.at, self.queue, self.waits = arrays
+
+
+class OrderTree:
+    """See ``pipeline.exact_orders.OrderTree``."""
+
+    def __init__(self, *arrays: Any) -> None:
+        self.ends, self.ready, self.usage, self.tails, self.heads, self.begins, self.saved, self.until, self.vectors, *rest = arrays
+        self.best, self.count, self.flight, self.tight, self.blocked, self.open, self.width, self.lines, self.kept_back, *rest = rest
+        self.by_tail, self.line_ptr, self.scalars, self.bucket, self.following, self.keys, self.orders = rest

@@ -1,0 +1,199 @@
+"""Local search over cuts, modes and warm-ups, by exact simulation.
+
+A state says where each chunk ends and the warm-up of each device. The modes follow: the fastest mix that leaves room for as many
+microbatches in flight as the warm-up. So do the orders. With one chunk a device and no split, F and B take turns after the warm-up.
+Otherwise list scheduling makes them. A move shifts a layer from one chunk to another, or changes warm-ups by one. States as good as the
+present one are accepted: plateaus are wide, as most chunks do not bind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from solvers.kernels import run_warm_ups, schedule_by_list
+from solvers.pipeline.bounds import AllCuts, bound_sections
+from solvers.pipeline.chain import fits, line_length, make_chain
+from solvers.pipeline.incumbent import PipelineIncumbent
+from solvers.pipeline.intervals import Intervals, Mix
+from solvers.pipeline.problem import Mode, PipelineProblem
+from solvers.pipeline.settings import SETTINGS
+
+
+class State(NamedTuple):
+    """Where each chunk ends, in layers [n], and the warm-up of each device, in F of its chunks [p]."""
+
+    ends: tuple[int, ...]
+    warm_ups: tuple[int, ...]
+
+
+class CutSearch:
+    """The search of one solve."""
+
+    def __init__(self, incumbent: PipelineIncumbent, intervals: Intervals, seed: int) -> None:
+        self.incumbent, self.problem, self.intervals = incumbent, incumbent.problem, intervals
+        self.random = np.random.default_rng(seed)
+        self.chunks_of = [[c for c, place in enumerate(self.problem.places) if place == d] for d in range(self.problem.devices)]
+        self.operations = self.problem.devices * line_length(self.problem)
+        self.orders = np.zeros(self.operations, dtype=np.int64)
+        self.by_warm_ups = self.problem.chunks == 1 and not self.problem.split
+        self.rule = run_warm_ups if self.by_warm_ups else schedule_by_list
+        self.best: State | None = None
+        self.seen: set[State] = set()
+
+    def run(self, allowed: float) -> None:
+        """Descend from each start, then from the best, disturbed. ``allowed``: work, in units."""
+        stop = self.incumbent.spent + allowed
+        for number, state in enumerate([*starts(self.problem), *[None] * SETTINGS.starts]):
+            if number >= SETTINGS.starts and state is None:
+                break
+            begin = self._disturbed() if state is None else state
+            if begin is not None:
+                self._descend(begin, stop)
+            if self.incumbent.over or self.incumbent.spent >= stop:
+                break
+
+    def _disturbed(self) -> State | None:
+        state = self.best
+        for _ in range(SETTINGS.disturbance):
+            state = None if state is None else self._moved(state) or state
+        return state
+
+    def _descend(self, state: State, stop: float) -> None:
+        step, idle = self._step(state, math.inf), 0
+        while idle < SETTINGS.patience * self.problem.total_chunks and not self.incumbent.over and self.incumbent.spent < stop:
+            idle += 1
+            other = self._moved(state)
+            if other is None or other in self.seen:
+                continue
+            self.seen.add(other)
+            found = self._step(other, step)
+            if found <= step:
+                idle = idle if found >= step * (1.0 - SETTINGS.rounding) else 0
+                state, step = other, found
+
+    def _step(self, state: State, best: float) -> float:
+        """Seconds of a state, infinite where nothing fits or the bound says that it is longer than ``best``."""
+        self.incumbent.spend(SETTINGS.candidate_work)
+        mixes = self.mixes(state)
+        if mixes is None:
+            return math.inf
+        costs = [mix.cost for mix in mixes]
+        if bound_sections(self.problem, costs) > best:
+            return math.inf
+        warm_ups = np.array(state.warm_ups, dtype=np.int64)
+        step = float(self.rule(make_chain(self.problem, costs), warm_ups, self.orders, self.incumbent.clock))
+        scanned = 0.0 if self.by_warm_ups else 3 * self.problem.total_chunks * SETTINGS.scan_work
+        self.incumbent.spend(self.operations * (SETTINGS.operation_work + scanned))
+        if step < self.incumbent.step and self.incumbent.offer(state.ends, mixes, self.orders):
+            self.best = state
+        return step
+
+    def mixes(self, state: State) -> list[Mix] | None:
+        """The mix of each chunk: fastest first, slower ones with fewer bytes while a device has too many; None where none fits."""
+        offered = [self.intervals.mixes(begin, end) for begin, end in zip((0, *state.ends), state.ends, strict=False)]
+        chosen = [0] * len(offered)
+        if self.problem.limit is not None:
+            for device, chunks in enumerate(self.chunks_of):
+                flying = min(state.warm_ups[device], self.problem.microbatches * len(chunks)) / len(chunks)
+                while self._bytes([offered[c][chosen[c]].cost for c in chunks], flying) > self.problem.limit + SETTINGS.byte_tolerance:
+                    lighter = [(c, at) for c in chunks for at in self._lighter(offered[c], chosen[c], flying)]
+                    if not lighter:
+                        return None
+                    chunk, at = min(lighter, key=lambda pair: self._price(offered[pair[0]], chosen[pair[0]], pair[1], flying))
+                    chosen[chunk] = at
+        mixes = [options[at] for options, at in zip(offered, chosen, strict=True)]
+        return mixes if fits(self.problem, [mix.cost for mix in mixes]) else None
+
+    def _bytes(self, costs: Sequence[Mode], flying: float) -> float:
+        """Bytes of a device's chunks with so many microbatches of each in flight."""
+        return sum(cost.rest + max(1.0, flying) * cost.held for cost in costs)
+
+    def _lighter(self, options: list[Mix], at: int, flying: float) -> Iterator[int]:
+        """The next mix with fewer bytes."""
+        now = self._bytes([options[at].cost], flying)
+        yield from [other for other in range(at + 1, len(options)) if self._bytes([options[other].cost], flying) < now][:1]
+
+    def _price(self, options: list[Mix], at: int, other: int, flying: float) -> float:
+        """Seconds that a lighter mix takes more, for each byte that it saves."""
+        saved = self._bytes([options[at].cost], flying) - self._bytes([options[other].cost], flying)
+        return (options[other].seconds - options[at].seconds) / saved
+
+    def _moved(self, state: State) -> State | None:
+        """A neighbour drawn at random; None where the draw leads nowhere."""
+        n, p, most = self.problem.total_chunks, self.problem.devices, self.problem.microbatches * self.problem.chunks
+        if n > 1 and self.random.random() < SETTINGS.shift_share:
+            source = int(self.random.integers(n))
+            near = self.random.random() < SETTINGS.near_share
+            target = source + int(self.random.choice((-1, 1))) if near else int(self.random.integers(n))
+            ends, sign = list(state.ends), -1 if target > source else 1
+            if target == source or not 0 <= target < n:
+                return None
+            for boundary in range(min(source, target), max(source, target)):
+                ends[boundary] += sign
+            if any(b <= a for a, b in zip((0, *ends), ends, strict=False)):
+                return None
+            return State(tuple(ends), state.warm_ups)
+        last = int(self.random.integers(p))
+        first = last if self.random.random() < SETTINGS.alone_share else 0
+        change = int(self.random.choice((-1, 1)))
+        warm_ups = [
+            min(max(self.problem.chunks, warm + change), most) if first <= d <= last else warm for d, warm in enumerate(state.warm_ups)
+        ]
+        return State(state.ends, tuple(warm_ups))
+
+
+def starts(problem: PipelineProblem) -> list[State]:
+    """Where the search begins: cuts that even out work, layers and bytes, with the warm-ups of 1F1B, eager 1F1B and GPipe."""
+    costs = problem.costs
+    work = [min(mode.forward + mode.backward + mode.weights for mode in modes) for modes in costs]
+    cuts = [even_cut(work, problem.total_chunks), even_cut([1.0] * len(work), problem.total_chunks)]
+    if problem.chunks == 1:
+        bound = AllCuts(problem)
+        low = bound.bound()
+        laid = bound.lay(low * (1.0 + SETTINGS.rounding)) if math.isfinite(low) else None
+        cuts = [tuple(laid), *cuts] if laid is not None else cuts
+    if problem.limit is not None:
+        cuts.append(lean_cut(problem))
+    p, v, most = problem.devices, problem.chunks, problem.microbatches * problem.chunks
+    usual = [(p - d if v == 1 else 2 * (p - d - 1) + (v - 1) * p + 1) for d in range(p)]
+    warm_ups = [usual, [2 * warm - 1 for warm in usual], [most] * p, *([[v] * p] if problem.limit is not None else [])]
+    states = [State(cut, tuple(min(max(warm, v), most) for warm in line)) for line in warm_ups for cut in cuts]
+    return list(dict.fromkeys(states))
+
+
+def lean_cut(problem: PipelineProblem) -> tuple[int, ...]:
+    """The cut whose heaviest chunk has the fewest bytes with one microbatch in flight."""
+    return even_cut([min(mode.rest + mode.held for mode in modes) for modes in problem.costs], problem.total_chunks)
+
+
+def even_cut(weights: Sequence[float], parts: int) -> tuple[int, ...]:
+    """Where the parts of a chain end whose heaviest weighs least: bisection over that weight.
+
+    >>> even_cut([1, 1, 1, 3], 2)
+    (3, 4)
+    """
+    prefix = list(accumulate(weights, initial=0.0))
+
+    def laid(most: float) -> tuple[int, ...] | None:
+        ends, begin = list[int](), 0
+        for part in range(parts):
+            end = begin + 1
+            while end < len(weights) - (parts - part - 1) and prefix[end + 1] - prefix[begin] <= most:
+                end += 1
+            ends.append(end)
+            begin = end
+        return tuple(ends) if begin == len(weights) else None
+
+    low, high = max(weights), prefix[-1]
+    best = laid(high * 2 + 1)
+    assert best is not None
+    for _ in range(SETTINGS.halvings):
+        middle = 0.5 * (low + high)
+        found = laid(middle)
+        low, high, best = (low, middle, found) if found is not None else (middle, high, best)
+    return best
