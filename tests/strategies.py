@@ -18,16 +18,19 @@ from autopar.schedule import Assignment, Limits, Schedule
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh, load_hardware
 from solvers import Problem
+from solvers.pipeline import PipelineProblem
 from tests.assignments import random_assignment
 from tests.graphs import machine, plan_of, random_graph, random_plan, random_schedule, two_layers
 from tests.reshard_cases import all_specs
 from tests.search.small_graphs import small_graph, small_machine, small_pins
+from tests.solvers.pipeline.problems import random_pipeline
 from tests.solvers.problems import random_problem
 
 __all__ = [
-    "LIMITS", "MESHES", "SEEDS", "SMALL_MESHES", "all_specs", "any_machine", "any_schedule", "assignments", "graphs", "machine", "machines",
-    "plan_of", "plans", "problems", "random_assignment", "random_graph", "random_plan", "random_problem", "random_schedule", "schedules",
-    "small_graph", "small_graphs", "small_machine", "small_machines", "small_pins", "specs", "two_layers", "view_shapes",
+    "LIMITS", "MESHES", "SEEDS", "SMALL_MESHES", "all_specs", "any_machine", "any_schedule", "assignments", "graphs", "machine",
+    "machines", "pipelines", "plan_of", "plans", "problems", "random_assignment", "random_graph", "random_plan", "random_problem",
+    "random_schedule", "schedules", "small_graph", "small_graphs", "small_machine", "small_machines", "small_pins", "specs",
+    "two_layers", "view_shapes",
 ]  # fmt: skip
 
 SEEDS = st.integers(0, 10**6)
@@ -98,6 +101,15 @@ def plans() -> st.SearchStrategy[Plan]:
 def problems(most_nodes: int = 6, most_choices: int = 4) -> st.SearchStrategy[Problem]:
     """Small problems with whatever is awkward: see ``random_problem``."""
     return SEEDS.map(partial(random_problem, most_nodes=most_nodes, most_choices=most_choices))
+
+
+def pipelines(
+    layers: int = 8, devices: int = 4, microbatches: int = 5, *, chunked: bool = True, modes: bool = True
+) -> st.SearchStrategy[PipelineProblem]:
+    """Small chains to be cut, with whatever is awkward: see ``random_pipeline``. Without ``chunked`` one chunk a device."""
+    return SEEDS.map(partial(random_pipeline, layers=layers, devices=devices, microbatches=microbatches)).filter(
+        lambda problem: (chunked or problem.chunks == 1) and (modes or all(len(layer) == 1 for layer in problem.layers))
+    )
 
 
 @st.composite

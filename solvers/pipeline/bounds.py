@@ -149,7 +149,8 @@ class AllCuts:
     def _greedy_bound(self) -> float:
         """The least T with which the stages can be laid one by one, each taking as many layers as the bounds of one cut allow: bisection.
 
-        What a stage may take rises with its begin, so taking more earlier never hurts.
+        Where a stage may end rises with its begin, so taking more earlier never hurts. That needs stages without layers: with little
+        memory the next stage may be the first that can take a layer. They only lower the bound.
         """
         low, high = self.trip, 2.0 * self.trip + self.problem.microbatches * self.work[-1]
         if self.lay(low) is not None:
@@ -169,11 +170,8 @@ class AllCuts:
         problem, begin, ends = self.problem, 0, list[int]()
         for stage in range(problem.devices):
             most = len(problem.layers) - (problem.devices - 1 - stage)
-            end = min(most, self._farthest(stage, begin, step))
-            if end <= begin:
-                return None
-            ends.append(end)
-            begin = end
+            begin = max(begin, min(most, self._farthest(stage, begin, step)))
+            ends.append(begin)
         return ends if begin == len(problem.layers) else None
 
     def _farthest(self, stage: int, begin: int, step: float) -> int:
@@ -219,7 +217,9 @@ def step_unit(problem: PipelineProblem) -> float:
     >>> step_unit(PipelineProblem(((Mode(3, 6),), (Mode(1.5),)), 1, 1))
     1.5
     """
-    seconds: set[float] = {problem.transfer, *(x for modes in problem.costs for mode in modes for x in (mode.forward, mode.backward, mode.weights))}
+    seconds: set[float] = {problem.transfer}
+    for mode in (mode for modes in problem.costs for mode in modes):
+        seconds.update((mode.forward, mode.backward, mode.weights))
     for digits in range(7):
         scaled = [value * 10**digits for value in seconds]
         if max(scaled) < 1e12 and all(abs(value - round(value)) <= 1e-9 * max(1.0, value) for value in scaled):

@@ -23,12 +23,12 @@ class Candidate:
     mixes: tuple[Mix, ...]
 
 
-def close(incumbent: PipelineIncumbent, intervals: Intervals) -> None:
+def close(incumbent: PipelineIncumbent, intervals: Intervals, allowed: float) -> None:
     """List the cuts that may be better, and search their orders in rounds of more and more nodes, until none is left or the work is spent.
 
-    The least bound of those that are left is a bound over all cuts.
+    The least bound of those that are left is a bound over all cuts. ``allowed``: work, in units.
     """
-    problem = incumbent.problem
+    problem, stop = incumbent.problem, incumbent.spent + allowed
     if problem.devices * len(problem.kinds) * problem.chunks * problem.microbatches > SETTINGS.largest_tree:
         return
     listed = Listing(incumbent, intervals).candidates()
@@ -43,12 +43,12 @@ def close(incumbent: PipelineIncumbent, intervals: Intervals) -> None:
     while True:
         listed = sorted((one for one in listed if one.bound < incumbent.step * (1.0 - SETTINGS.rounding)), key=lambda one: one.bound)
         incumbent.prove(min((one.bound for one in listed), default=incumbent.step))
-        if not listed or incumbent.over or not is_small(problem):
+        if not listed or incumbent.over or incumbent.spent >= stop or not is_small(problem):
             return
         for candidate in listed:
             if candidate.bound < incumbent.step * (1.0 - SETTINGS.rounding) and _explored(incumbent, search, candidate, nodes):
                 candidate.bound = math.inf
-            if incumbent.over:
+            if incumbent.over or incumbent.spent >= stop:
                 break
         nodes *= SETTINGS.more_nodes
 

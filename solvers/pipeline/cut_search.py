@@ -43,19 +43,24 @@ class CutSearch:
         self.by_warm_ups = self.problem.chunks == 1 and not self.problem.split
         self.rule = run_warm_ups if self.by_warm_ups else schedule_by_list
         self.best: State | None = None
+        self.left = [] if incumbent.done else starts(self.problem)
         self.seen: set[State] = set()
 
-    def run(self, allowed: float) -> None:
-        """Descend from each start, then from the best, disturbed. ``allowed``: work, in units."""
+    def run(self, allowed: float, disturbed: int) -> None:
+        """Descend from each start that was not tried before, then from the best, disturbed.
+
+        Args:
+            allowed: work, in units.
+            disturbed: starts from the best.
+        """
         stop = self.incumbent.spent + allowed
-        for number, state in enumerate([*starts(self.problem), *[None] * SETTINGS.starts]):
-            if number >= SETTINGS.starts and state is None:
-                break
+        for state in [*self.left, *[None] * disturbed]:
             begin = self._disturbed() if state is None else state
             if begin is not None:
                 self._descend(begin, stop)
             if self.incumbent.over or self.incumbent.spent >= stop:
                 break
+        self.left = []
 
     def _disturbed(self) -> State | None:
         state = self.best
@@ -156,7 +161,7 @@ def starts(problem: PipelineProblem) -> list[State]:
         bound = AllCuts(problem)
         low = bound.bound()
         laid = bound.lay(low * (1.0 + SETTINGS.rounding)) if math.isfinite(low) else None
-        cuts = [tuple(laid), *cuts] if laid is not None else cuts
+        cuts = [tuple(laid), *cuts] if laid is not None and len({0, *laid}) > problem.devices else cuts
     if problem.limit is not None:
         cuts.append(lean_cut(problem))
     p, v, most = problem.devices, problem.chunks, problem.microbatches * problem.chunks

@@ -1,4 +1,4 @@
-"""``solve_pipeline``: bound over all cuts, local search over cuts and warm-ups, then over orders; branch and bound where it is small."""
+"""``solve_pipeline``: bound over all cuts, local search over cuts and warm-ups, branch and bound, single orders at last."""
 
 from __future__ import annotations
 
@@ -55,12 +55,15 @@ def solve_pipeline(
 def _search(incumbent: PipelineIncumbent, seed: int) -> None:
     problem, intervals = incumbent.problem, Intervals(incumbent.problem)
     incumbent.prove(AllCuts(problem).bound())
-    if not incumbent.done:
-        CutSearch(incumbent, intervals, seed).run(SETTINGS.cut_share * incumbent.allowed)
+    cuts = CutSearch(incumbent, intervals, seed)
+    if not incumbent.over:
+        cuts.run(SETTINGS.cut_share * incumbent.allowed, SETTINGS.first_starts)
+    if not incumbent.over:
+        close(incumbent, intervals, SETTINGS.tree_share * incumbent.allowed)
+    if not incumbent.over:
+        cuts.run(SETTINGS.cut_share * incumbent.allowed, SETTINGS.starts)
     if not incumbent.over and incumbent.orders is not None:
         improve(incumbent, seed)
-    if not incumbent.over:
-        close(incumbent, intervals)
     if incumbent.orders is None:
         incumbent.smallest_limit = smallest_limit(problem)
 

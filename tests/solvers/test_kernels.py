@@ -31,7 +31,9 @@ sys.meta_path.insert(0, Plain())
 
 ANSWERS = """
 from solvers import kernels, solve
+from solvers.pipeline import solve_pipeline
 from tests.solvers.layered import layered
+from tests.solvers.pipeline.problems import random_pipeline
 from tests.solvers.problems import random_problem
 
 print(kernels.COMPILED)
@@ -39,6 +41,9 @@ found = [solve(random_problem(seed), work=0.01, time_limit=600.0, method=method)
 found += [solve(layered(3, 6, 9, seed=seed), work=0.02, time_limit=600.0, method="messages") for seed in range(3)]
 for one in found:
     print(one.status.value, one.objective, one.bound, one.work, one.cut, None if one.choices is None else one.choices.tolist())
+for seed in range(40):
+    one = solve_pipeline(random_pipeline(seed), work=0.02, time_limit=600.0)
+    print(one.status.value, one.step, one.bound, one.work, one.cut_off, one.plan)
 """
 
 
