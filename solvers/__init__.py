@@ -3,7 +3,7 @@
 The road of ``solve(problem)``:
 
     problem, arrays, errors      the problem and what can be wrong with it
-    contest_format               a file -> the problem's arrays, and back
+    documents, contest_format    a file -> JSON -> the problem's arrays, and back
     solving, auto                ``solve``; the method ``auto``, which joins those below
     settings                     every number that steers them, with its unit and reason
     reduction                    the exact steps that leave a smaller core (presolve_state, memory, kernels)
@@ -17,6 +17,8 @@ The road of ``solve(problem)``:
     incumbent, evaluation        nothing is called feasible or a bound that was not checked there
     solution                     what ``solve`` returns
     kernels                      the loops in which the time goes, compiled where a compiler is there
+
+``solvers.pipeline`` is a problem of its own: layers cut into stages, and the orders of their microbatches.
 
 Budgets are *work*: counted, so that the same problem, seed and work give the same answer on every machine, whatever its load.
 ``import solvers`` loads no solver: names resolve on first use, so that a command line starts fast.
