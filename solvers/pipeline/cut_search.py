@@ -132,23 +132,15 @@ class CutSearch:
         """A neighbour drawn at random; None where the draw leads nowhere."""
         n, p, most = self.problem.total_chunks, self.problem.devices, self.problem.microbatches * self.problem.chunks
         if n > 1 and self.random.random() < SETTINGS.shift_share:
-            source = int(self.random.integers(n))
-            near = self.random.random() < SETTINGS.near_share
-            target = source + int(self.random.choice((-1, 1))) if near else int(self.random.integers(n))
+            source, target = int(self.random.integers(n)), int(self.random.integers(n))
             ends, sign = list(state.ends), -1 if target > source else 1
-            if target == source or not 0 <= target < n:
-                return None
             for boundary in range(min(source, target), max(source, target)):
                 ends[boundary] += sign
             if any(b <= a for a, b in zip((0, *ends), ends, strict=False)):
                 return None
             return State(tuple(ends), state.warm_ups)
-        last = int(self.random.integers(p))
-        first = last if self.random.random() < SETTINGS.alone_share else 0
-        change = int(self.random.choice((-1, 1)))
-        warm_ups = [
-            min(max(self.problem.chunks, warm + change), most) if first <= d <= last else warm for d, warm in enumerate(state.warm_ups)
-        ]
+        warm_ups, device = list(state.warm_ups), int(self.random.integers(p))
+        warm_ups[device] = min(max(self.problem.chunks, warm_ups[device] + int(self.random.choice((-1, 1)))), most)
         return State(state.ends, tuple(warm_ups))
 
 

@@ -46,11 +46,10 @@ class PipelineSettings:
     patience: int = 20
     """Moves without progress, for each chunk, after which a start is left."""
     shift_share: float = 0.6
-    """Share of moves that shift a layer; the others change warm-ups."""
-    near_share: float = 0.5
-    """Share of those that shift it to a neighbour."""
-    alone_share: float = 0.6
-    """Share of changed warm-ups that are of one device; the others are of all devices before it too."""
+    """Share of moves that shift a layer, to any chunk; the others change a warm-up.
+
+    Shifts to neighbours alone leave 405B on 16 devices in the memory of 1F1B 1.1 % longer.
+    """
     halvings: int = 40
     """Halvings of the heaviest weight of an even cut."""
     first_starts: int = 6
@@ -82,7 +81,7 @@ class PipelineSettings:
 
     # Local search over orders.
     order_patience: int = 20
-    """Rounds of moves without progress after which local search ends."""
+    """Rounds of moves without progress after which local search ends. Without it 70B on 8 devices, m 32, is 0.4 % longer."""
     operations_at_once: int = 2_000_000
     """Operations simulated between two looks at the clock, in one round of moves: about 0.03 s."""
     farthest: int = 6
