@@ -43,6 +43,9 @@ class PipelineProblem:
         limit: bytes that a device may hold, or None.
 
     Raises ProblemError for numbers that are out of range or do not fit together.
+
+    >>> PipelineProblem(((Mode(1, 2),),) * 4, devices=2, microbatches=1, chunks=2, placement="v").places
+    (0, 1, 1, 0)
     """
 
     layers: tuple[tuple[Mode, ...], ...]
@@ -71,11 +74,7 @@ class PipelineProblem:
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """The device of each chunk, shape [n].
-
-        >>> PipelineProblem(((Mode(),),) * 4, 2, 1, chunks=2, placement="v").places
-        (0, 1, 1, 0)
-        """
+        """The device of each chunk, shape [n]."""
         p = self.devices
         return tuple(c % p if self.placement == "loop" or c < p else 2 * p - 1 - c for c in range(self.total_chunks))
 
