@@ -6,6 +6,8 @@ Each class carries the exit status that the command line gives for it (design: 1
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class AutoparError(Exception):
     """Base of every error raised for users.
@@ -21,6 +23,10 @@ class AutoparError(Exception):
         super().__init__(f"{message}\nhint: {hint}")
         self.message = message
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors travel between ranks: torch sends those of a checkpoint to all of them."""
+        return type(self), (self.message, self.hint), self.__dict__
 
 
 class UsageError(AutoparError, ValueError):

@@ -6,6 +6,7 @@ inside the functions, so that importing this module costs only torch itself.
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections import OrderedDict
@@ -478,14 +479,69 @@ def refused_ranks(refuse: Callable[[], None]) -> Iterator[None]:
     """
 
     def asked(name: str) -> None:
-        frame: Any = sys._getframe(2)
-        while frame is not None and frame.f_code.co_name in _RANKS_OF and frame.f_globals["__name__"].startswith("torch.distributed."):
-            frame = frame.f_back
-        if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] != "torch":
+        if _is_asked_by_users(_RANKS_OF):
             refuse()
 
     with _watched_group(("rank",), asked):
         yield
+
+
+def _is_asked_by_users(through: Container[str]) -> bool:
+    """Whether the function that called the caller was called by code that is not torch's, if by way of these functions of it."""
+    frame: Any = sys._getframe(3)
+    while frame is not None and frame.f_code.co_name in through and frame.f_globals["__name__"].startswith("torch.distributed."):
+        frame = frame.f_back
+    return frame is None or frame.f_globals.get("__name__", "").partition(".")[0] != "torch"
+
+
+@contextmanager
+def answered_as_one_device() -> Iterator[None]:
+    """Within it, code of this thread that is not torch's finds one rank: no group is initialized, and groups and meshes have size 1.
+
+    So is what ``torchrun`` puts into the environment: sizes are 1, and which rank this is, is not there.
+    """
+    from torch.distributed import DeviceMesh, ProcessGroup, distributed_c10d
+
+    thread, world = get_ident(), distributed_c10d._WorldMeta
+
+    def answered(plain: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            found = plain(*args, **kwargs)
+            return answer(found) if get_ident() == thread and _is_asked_by_users(_SIZES_OF) else found
+
+        return method
+
+    def default_group(cls: Any) -> Any:
+        asks = sys._getframe(1).f_code is distributed_c10d.is_initialized.__code__ and get_ident() == thread
+        return None if asks and _is_asked_by_users(()) else distributed_c10d._world.default_pg
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (ProcessGroup, "size", answered(ProcessGroup.size, lambda size: 1)),
+        (DeviceMesh, "size", answered(DeviceMesh.size, lambda size: 1)),
+        (DeviceMesh, "shape", property(answered(DeviceMesh.shape.fget, lambda shape: (1,) * len(shape)))),
+        (world, "WORLD", property(default_group, world.WORLD.fset)),
+    ]
+    kept = [(owner, name, vars(owner)[name]) for owner, name, _ in replaced]
+    variables = {name: os.environ[name] for name in _LAUNCHED if name in os.environ}
+    try:
+        for owner, name, method in replaced:
+            setattr(owner, name, method)
+        for name in variables:
+            if name.endswith("SIZE"):
+                os.environ[name] = "1"
+            else:
+                del os.environ[name]
+        yield
+    finally:
+        for owner, name, method in kept:
+            setattr(owner, name, method)
+        os.environ.update(variables)
+
+
+_SIZES_OF = ("get_world_size", "_get_group_size")
+"""The functions of torch.distributed that answer with what ``ProcessGroup.size`` says."""
+_LAUNCHED = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
+"""Environment variables of torchrun."""
 
 
 @contextmanager
@@ -659,12 +715,121 @@ def teach_dtensors() -> None:
     write_where_masked()
     write_through_views()
     pair_complex()
-    reduce_where_empty()
-    do_in_whole()
+    reduce_odd_parts()
+    choose_rules()
     assign_data()
     place_states()
     format_numbers()
     make_orthogonal()
+    gather_unequal_parts()
+    convolve_in_whole()
+    reshape_in_place()
+    shard_beside_blocks()
+
+
+@cache
+def gather_unequal_parts() -> None:
+    """Parts of a dim that two axes split unequally are gathered one axis after the other (``_optimize_transform_infos``).
+
+    Where the user's mesh has a flattened one, torch gathers over both axes at once, as if ``torch.chunk`` had cut the dim once: 13 rows on
+    2x2 lie as 4, 3, 3, 3; it takes them for 4, 4, 4, 1, and the whole is corrupt without a word.
+    """
+    from torch.distributed.tensor import _redistribute
+
+    merged = _redistribute._optimize_transform_infos
+
+    def is_unequal(infos: list[Any], mesh: Any) -> bool:
+        extents: dict[int, int] = {}
+        counts: dict[int, int] = {}
+        for info in infos:
+            if info._comm_type_key() == "all_gather":
+                dim = info.src_dst_placements[0].dim
+                extents[dim] = max(extents.get(dim, 0), info.logical_shape[dim])
+                counts[dim] = counts.get(dim, 1) * mesh.size(info.mesh_dim)
+        return any(extents[dim] % count for dim, count in counts.items())
+
+    def optimize(infos: list[Any], mesh: Any, *rest: Any) -> list[Any]:
+        return infos if is_unequal(infos, mesh) else merged(infos, mesh, *rest)
+
+    _redistribute._optimize_transform_infos = optimize
+
+
+PartOf = Callable[[torch.Tensor, Iterable[Any], Any], torch.Tensor | None]
+"""From a whole tensor, placements and a mesh to what this rank holds; None where the placements say no layout of ours."""
+
+
+@cache
+def lay_by_parts(part_of: PartOf) -> None:
+    """Lets DTensors be cut as ``part_of`` cuts where torch's own way is wrong for strided shards (``S10``, weights in blocks).
+
+    - A full state dict that one rank reads and sends (``_distribute_tensors``): torch takes one contiguous box for each rank.
+    - Redistribution from and into such placements (``redistribute_local_tensor``): torch fails on some ranks, while others wait, or takes
+      other rows.
+    """
+    from torch.distributed import _state_dict_utils
+    from torch.distributed.tensor import Replicate, _api, _dispatch, _dtensor_spec, _redistribute
+
+    def distribute(local: dict[str, Any], keys: list[str], device: torch.device, pg: Any = None) -> None:
+        for key in keys:
+            held = local.get(key)
+            if held is None or isinstance(held, torch.Tensor):
+                continue
+            tensor, whole = held
+            part = part_of(whole, tensor.placements, tensor.device_mesh)
+            if part is None:
+                message = f"the state dict holds {key} whole, whose DTensor lies as {list(tensor.placements)}: its parts are not known"
+                raise UsageError(message, "load it by torch.distributed.checkpoint, or distribute it with Shard placements")
+            if tensor.is_meta:
+                local[key] = dtensor_like(part.detach().clone(), tensor)
+            else:
+                tensor.to_local().copy_(part)
+                local[key] = tensor
+
+    usual = _redistribute.redistribute_local_tensor
+
+    def redistribute(local: torch.Tensor, current: Any, target: Any, **named: Any) -> torch.Tensor:
+        is_plain = not any((split_factor_of(one) or 1) > 1 for one in (*current.placements, *target.placements))
+        if is_plain or current.placements == target.placements or all(one.is_replicate() for one in target.placements):
+            return usual(local, current, target, **named)
+        everywhere = _dtensor_spec.DTensorSpec(current.mesh, (Replicate(),) * current.mesh.ndim, tensor_meta=current.tensor_meta)
+        whole = usual(local, current, everywhere)
+        part = part_of(whole, target.placements, target.mesh)
+        return usual(whole, everywhere, target, **named) if part is None else part.contiguous()
+
+    _state_dict_utils._distribute_tensors = distribute
+    for module in (_redistribute, _dispatch, _api):
+        module.redistribute_local_tensor = redistribute
+
+
+@cache
+def shard_beside_blocks() -> None:
+    """``fully_shard`` cuts a parameter that is in blocks along another dim; one without such a dim, a bias, is whole on the plan's axes.
+
+    FSDP cuts the rows that a rank has (``FSDPParam``), and says of them that they are cut once more: of rows in blocks no DTensor can say
+    which those are, and its whole has other rows. The compiled module takes such a bias whole.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    usual = _fsdp_param.FSDPParam._init_sharded_param
+
+    def init(self: Any, param: Any, device: Any, placement_of: Any, mesh_info: Any, *rest: Any) -> None:
+        count = getattr(mesh_info, "shard_mesh_size", 1)
+        if isinstance(param, DTensor) and has_blocks(param) and count > 1:
+            asked = placement_of(param) if callable(placement_of) else None
+            dim = getattr(asked, "dim", 0)
+            strided = {placement.dim for placement in param.placements if (split_factor_of(placement) or 1) > 1}
+            if dim in strided:
+                local = param.to_local()
+                other = [one for one in range(param.dim()) if one not in strided and local.shape[one] % count == 0]
+                if not other:
+                    param = nn.Parameter(param.detach().redistribute(placements=[Replicate()] * len(param.placements)), param.requires_grad)
+                dim = other[0] if other else dim
+                chosen = Shard(dim)
+                return usual(self, param, device, lambda _: chosen, mesh_info, *rest)
+        return usual(self, param, device, placement_of, mesh_info, *rest)
+
+    _fsdp_param.FSDPParam._init_sharded_param = init
 
 
 @cache
@@ -928,7 +1093,8 @@ def write_through_views() -> None:
         except RuntimeError:  # of unequal parts, or along a dim that is split
             if not isinstance(args[0], DTensor):
                 raise
-            made = operator(on_all(args[0].full_tensor(), args[0].device_mesh), *args[1:], **kwargs)
+            mesh = args[0].device_mesh
+            made = map_tensors(lambda item: on_all(item, mesh), operator(args[0].full_tensor(), *args[1:], **kwargs))
         finally:
             handlers[operator] = look
         one = made[0] if isinstance(made, (list, tuple)) else made
@@ -1001,9 +1167,9 @@ def in_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 @cache
-def reduce_where_empty() -> None:
-    """The largest number of a DTensor of which some rank has no part is looked for in the whole: there torch raises, and the other ranks
-    wait for that one."""
+def reduce_odd_parts() -> None:
+    """The largest number of a DTensor of which some rank has no part, or several, is looked for in the whole: there torch raises, of no
+    parts on that rank alone, and the other ranks wait for it."""
     from torch.distributed.tensor import DTensor
 
     handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
@@ -1016,7 +1182,7 @@ def reduce_where_empty() -> None:
         return tensor.numel() > 0 and any(extent <= 0 for extent in least)
 
     def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if any(isinstance(item, DTensor) and has_empty_part(item) for item in leaves_of(args)):
+        if any(isinstance(item, DTensor) and (has_blocks(item) or has_empty_part(item)) for item in leaves_of(args)):
             return in_whole(operator, args, kwargs)
         if operator in torchs:
             return torchs[operator](operator, args, kwargs)
@@ -1031,27 +1197,54 @@ def reduce_where_empty() -> None:
 
 
 @cache
-def do_in_whole() -> None:
-    """What DTensor has no rule for is done with whole tensors, on all ranks alike, and what was written to is cut again.
+def choose_rules() -> None:
+    """Where DTensor's own rule of an operator is none, or is wrong, another way is taken (``_propagate_op_sharding_dispatch_slow_path``).
 
-    Anomaly detection looks for NaN so; weights are normalised so; ``torch.stack([grad.isfinite().all() for ...])`` is made so where some
-    weights are whole: what holds on all ranks is a product over them, and DTensor makes no parts of one. Views are left to torch's error,
-    since what is written to them would be lost, and what draws numbers, since each rank would draw its own.
+    DTensor's dispatcher asks for a rule once for each operator, layout and shape, and keeps it; what is computed another way is asked for
+    each time. The ways, in this order:
+
+    - What is still to be reduced over ranks is reduced first, but for linear operators of sums: torch adds up parts of norms as if they were
+      sums, and takes some elementwise operators for linear.
+    - What has no rule of its own is made of its formula. torch runs that on each rank's part, where a mean is that of the part: gradients of
+      losses are too large by the number of ranks. So is a mean of targets, where a rank may have none that count.
+    - Views that join or split dims are of the whole where a rank holds several parts of a dim; so is a sum over no dims, which is over all.
+    - What has no formula is done with whole tensors, on all ranks alike, and what was written to is cut again. Anomaly detection
+      looks for NaN so; weights are normalised so. ``torch.stack([grad.isfinite().all() for ...])`` is made so where some weights are whole:
+      what holds on all ranks is a product over them, and DTensor makes no parts of one. Views are left to torch's error, since what is
+      written to them would be lost, and what draws numbers, since each rank would draw its own.
     """
     from torch.distributed.tensor import DTensor
 
     dispatcher = DTensor._op_dispatcher
-    usual = dispatcher._propagate_op_sharding_dispatch_slow_path
+    usual, rules = dispatcher._propagate_op_sharding_dispatch_slow_path, dispatcher.sharding_propagator
+
+    def has_rule(operator: Any) -> bool:
+        tables = (rules.op_strategy_funcs, rules.op_single_dim_strategy_funcs, rules.op_to_rules)
+        return torch.Tag.pointwise in operator.tags or any(operator in table for table in tables)
 
     def propagate(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], info: Any, *rest: Any) -> Any:
+        tensors = [item for item in leaves_of((args, kwargs)) if isinstance(item, DTensor)]
+        if unreduced := [item for item in tensors if must_be_reduced(item, operator, args)]:
+            for tensor in unreduced:
+                reduce_partial(tensor)
+            return operator(*args, **kwargs)
+        if operator.namespace == "aten" and (not has_rule(operator) or means_over_parts(operator, args, kwargs)):
+            return by_formula(operator, args, kwargs)
+        regroups = operator in REGROUPING and any(has_blocks(tensor) for tensor in tensors)
+        if regroups or argument_of(operator, "dim", args, kwargs, None) == []:
+            return by_whole(operator, args, kwargs)
         try:
             made = usual(operator, args, kwargs, info, *rest)
             if not any(moved(info, made)):
                 return made
         except (NotImplementedError, RuntimeError):
-            views = any(item.alias_info and not item.alias_info.is_write for item in operator._schema.returns)
-            if operator.namespace != "aten" or views or draws(operator):
+            if operator.namespace != "aten" or not acts_in_whole(operator, args, kwargs):
                 raise
+        return in_whole(operator, args, kwargs)
+
+    def by_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not acts_in_whole(operator, args, kwargs):
+            raise NotImplementedError(f"DTensor has no rule for {operator} of strided shards")
         return in_whole(operator, args, kwargs)
 
     def moved(info: Any, made: Any) -> Iterator[bool]:
@@ -1062,6 +1255,119 @@ def do_in_whole() -> None:
                 yield any(one != other and getattr(other, "reduce_op", "") == "product" for one, other in pairs)
 
     dispatcher._propagate_op_sharding_dispatch_slow_path = propagate
+
+
+_aten = torch.ops.aten
+ALIKE_FOR_PARTS = {
+    _aten.stack.default, _aten.cat.default, _aten.linalg_vector_norm.default, _aten.detach.default, _aten.clone.default, _aten.alias.default,
+}  # fmt: skip
+"""Operators that do the same to parts of a norm or of a maximum as to the whole."""
+
+
+REGROUPING = {_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default, _aten.reshape.default}
+"""Views that join or split dims. torch's rule follows one contiguous part of a dim."""
+
+
+def _overloads(names: str) -> set[Any]:
+    kinds = ("default", "Tensor", "Scalar")
+    return {getattr(getattr(_aten, name), kind) for name in names.split() for kind in getattr(_aten, name).overloads() if kind in kinds}
+
+
+LINEAR = _overloads("add add_ sub sub_ neg neg_ clone detach alias copy_ _to_copy mul mul_ div div_")
+"""Elementwise operators that torch applies to sums that are still to be made over ranks: linear ones, products and quotients in the first."""
+PRODUCTS = _overloads("mul mul_ div div_")
+
+
+def must_be_reduced(tensor: Any, operator: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a DTensor is still to be reduced over ranks, and an operator of its parts would not be one of the whole."""
+    from torch.distributed.tensor import Partial
+
+    partial = [placement for placement in tensor.placements if placement.is_partial()]
+    if any(type(placement) is not Partial or placement.reduce_op not in ("sum", "avg") for placement in partial):
+        return operator not in ALIKE_FOR_PARTS
+    linear = operator in LINEAR and not (operator in PRODUCTS and tensor is args[1])
+    elementwise = torch.Tag.pointwise in operator.tags or operator.name().startswith("aten::_foreach_")
+    return bool(partial) and (elementwise or operator._schema.is_mutable) and not linear
+
+
+def means_over_parts(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator is a loss, or a loss's gradient, with a mean in it."""
+    return bool(argument_of(operator, "reduction", args, kwargs, 0) == 1)
+
+
+def acts_in_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator may be done with whole tensors: it is no view, and draws no numbers."""
+    views = any(item.alias_info and not item.alias_info.is_write for item in operator._schema.returns)
+    return not (views or (draws(operator) and argument_of(operator, "dropout_p", args, kwargs, 1.0) > 0))
+
+
+def argument_of(operator: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], otherwise: Any) -> Any:
+    """The argument of an operator's call with this name; ``otherwise`` where the operator has none of it."""
+    for index, argument in enumerate(operator._schema.arguments):
+        if argument.name == name:
+            return args[index] if index < len(args) else kwargs.get(name, argument.default_value)
+    return otherwise
+
+
+def by_formula(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A loss as torch decomposes it, each step of it on DTensors; any other operator on whole tensors.
+
+    Not all that torch decomposes comes to the same values: attention has no normalisers then, which its backward reads.
+
+    Raises:
+        NotImplementedError: a view, whose memory would be another's, or what draws numbers, of which each rank would draw its own.
+    """
+    from torch._decomp import decomposition_table
+
+    if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), torch._C.DispatchKey.CompositeImplicitAutograd):
+        return operator.decompose(*args, **kwargs)
+    if not acts_in_whole(operator, args, kwargs):
+        raise NotImplementedError(f"DTensor has no rule for {operator}")
+    formula = decomposition_table.get(operator)
+    if formula is not None and argument_of(operator, "reduction", args, kwargs, None) is not None:
+        try:
+            return formula(*args, **kwargs)
+        except (NotImplementedError, RuntimeError, TypeError):  # it makes plain tensors
+            pass
+    return in_whole(operator, args, kwargs)
+
+
+@cache
+def convolve_in_whole() -> None:
+    """A convolution whose tensors are split in another way than torch's own handler knows (one axis, along the width) is done in whole."""
+    from torch.distributed.tensor import DTensor
+
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+
+    def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensors = [item for item in leaves_of(args) if isinstance(item, DTensor)]
+        if all(placement.is_replicate() for tensor in tensors for placement in tensor.placements):
+            return torchs[operator](operator, args, kwargs)
+        return in_whole(operator, args, kwargs)
+
+    torchs = {operator: handlers[operator] for operator in (_aten.convolution.default, _aten.convolution_backward.default)}
+    handlers.update(dict.fromkeys(torchs, run))
+
+
+@cache
+def reshape_in_place() -> None:
+    """``squeeze_`` and its like give a DTensor its new shape: torch changes what lies below, and the DTensor keeps the shape it had."""
+    from torch.distributed.tensor import DTensor
+
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+    plain: Any = torch.Tensor.data
+
+    def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor, made = args[0], views[operator](*args, **kwargs)
+        plain.__set__(tensor, made)
+        tensor._local_tensor, tensor._spec = made._local_tensor, made._spec
+        return tensor
+
+    views = {
+        _aten.squeeze_.default: _aten.squeeze.default, _aten.squeeze_.dim: _aten.squeeze.dim, _aten.squeeze_.dims: _aten.squeeze.dims,
+        _aten.unsqueeze_.default: _aten.unsqueeze.default, _aten.transpose_.default: _aten.transpose.int, _aten.t_.default: _aten.t.default,
+    }  # fmt: skip
+    handlers.update(dict.fromkeys(views, run))
 
 
 @cache

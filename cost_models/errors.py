@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class CostModelError(Exception):
     """Base of the errors of ``cost_models``; printed as the message and a last line ``hint: ...``."""
@@ -12,6 +14,10 @@ class CostModelError(Exception):
         super().__init__(f"{message}\nhint: {hint}")
         self.message = message
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors travel between ranks: torch sends those of a checkpoint to all of them."""
+        return type(self), (self.message, self.hint), self.__dict__
 
 
 class MeshError(CostModelError, ValueError):

@@ -304,7 +304,7 @@ def test_a_dtensor_takes_the_data_that_it_is_given():
 
 def test_anomalies_are_looked_for_in_whole_gradients():
     def rank_main(rank):
-        torch_compat.do_in_whole()
+        torch_compat.choose_rules()
         split = nn.Parameter(distribute_tensor(torch.tensor([1.0, 0.0]), init_device_mesh("cpu", (2,)), [Shard(0)]))
         with torch.autograd.set_detect_anomaly(True):
             (split + 1).sum().backward()
@@ -334,7 +334,7 @@ def test_products_over_ranks_are_stacked_with_what_is_whole():
     """A number that is not finite lies on the second rank alone."""
 
     def run(rank):
-        torch_compat.do_in_whole()
+        torch_compat.choose_rules()
         mesh, whole = init_device_mesh("cpu", (2,)), torch.tensor([1.0, 2.0, float("nan"), 4.0])
         split, kept = distribute_tensor(whole, mesh, [Shard(0)]), distribute_tensor(torch.ones(2), mesh, [Replicate()])
         finite = torch.stack([split.isfinite().all(), kept.isfinite().all()])
@@ -346,7 +346,7 @@ def test_products_over_ranks_are_stacked_with_what_is_whole():
 
 def test_what_dtensor_has_no_rule_for_is_done_in_whole():
     def rank_main(rank):
-        torch_compat.do_in_whole()
+        torch_compat.choose_rules()
         mesh = init_device_mesh("cpu", (2,))
         whole = torch.arange(12.0).view(4, 3).cos()
         split, count = distribute_tensor(whole.clone(), mesh, [Shard(0)]), distribute_tensor(torch.zeros(4), mesh, [Shard(0)])

@@ -128,6 +128,7 @@ class Program(nn.Module):
                 self.whole(), torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced),
                 KnownValues() as known, Called(), Indexing(known), cumulative_averages(), every_row(),
                 torch_compat.refused_collectives(refuse_collective), torch_compat.refused_ranks(refuse_rank),
+                torch_compat.answered_as_one_device(),
                 torch_compat.kept_modules(set(self.modules()), refuse_conversion),
             ):  # fmt: skip
                 before = _generators()

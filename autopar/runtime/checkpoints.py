@@ -1,13 +1,18 @@
-"""What this rank holds of a DTensor in blocks, as checkpoints store it: a part of each block, at its place in the whole tensor."""
+"""What this rank holds of a DTensor in blocks: a part of each block, at its place in the whole tensor.
+
+torch's checkpoints and state dicts know of one contiguous box a rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
 
-from autopar.runtime.placement import from_placements
+from autopar.errors import MismatchError
+from autopar.runtime.placement import from_placements, part_at
 from autopar.torch_compat import Chunk, has_blocks
 
 
@@ -34,3 +39,12 @@ def chunks(tensor: DTensor) -> list[Chunk] | None:
     return found
 
 
+def part_of(whole: torch.Tensor, placements: Iterable[Placement], device_mesh: DeviceMesh) -> torch.Tensor | None:
+    """What this rank holds of a whole tensor that lies so; None where no spec says it."""
+    coordinates, sizes = device_mesh.get_coordinate(), tuple(device_mesh.shape)
+    assert coordinates is not None, "the ranks of the mesh alone ask"
+    try:
+        spec = from_placements(tuple(placements), whole.dim(), sizes)
+    except MismatchError:
+        return None
+    return part_at(whole, spec, sizes, coordinates)

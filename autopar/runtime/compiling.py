@@ -19,7 +19,7 @@ from autopar.recording import machine_of, replay
 from autopar.runtime.agreement import check_agreement, everyones, fetch, find_sources, together
 from autopar.runtime.backends import Backend, ProcessRanks, TracedRanks
 from autopar.runtime.calls import CallTree, is_leaf
-from autopar.runtime.checkpoints import chunks
+from autopar.runtime.checkpoints import chunks, part_of
 from autopar.runtime.emission import Graphs, emit
 from autopar.runtime.execution import Executable, bind, groups_needed
 from autopar.runtime.groups import team_of
@@ -30,7 +30,7 @@ from autopar.runtime.steps import Inputs, Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed
-from autopar.torch_compat import checkpoint_in_chunks, forward_of, teach_dtensors
+from autopar.torch_compat import checkpoint_in_chunks, forward_of, lay_by_parts, teach_dtensors
 from cost_models import Mesh
 
 Execute = Literal["eager", "graph", "compiled"]
@@ -233,6 +233,7 @@ def bind_step(
     """
     teach_dtensors()
     checkpoint_in_chunks(chunks)
+    lay_by_parts(part_of)
     backend: Backend = (ProcessRanks if execute == "eager" else TracedRanks)(place.mesh, groups_needed(schedule), place.team)
     bound = bind(schedule, backend, place.device, dropout=dropout, in_place=execute == "eager")
     executable: Executable | Graphs = bound

@@ -94,13 +94,13 @@ class HeldWeights:
         return found.copy()
 
     def _record_call(self, step: Step, differentiates: bool, entered: Entered) -> _Call | None:
-        """Record of the call, which the next is compared with; None where something is computed in a weight's place."""
+        """Record of the call, which the next is compared with; None where something is computed in a weight's place, or laid anew."""
         places = []
-        for name in (name for item, _ in step.weights for name in (item.name, *item.aliases)):
+        for name, key in ((name, item.tensor) for item, _ in step.weights for name in (item.name, *item.aliases)):
             part, last = self._owners[name]
             attributes = part.__dict__
             tensor = attributes["_parameters"].get(last, attributes["_buffers"].get(last))
-            if tensor is None:
+            if tensor is None or entered.owners.get(key, tensor) is not tensor:
                 return None
             places.append((attributes, last, tensor))
         lying = [(tensor, spec_of(tensor), local_of(tensor)) for _, _, tensor in places]
@@ -179,9 +179,10 @@ class HeldWeights:
     def _lay(self, step: Step, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """A weight that does not lie as it did in the call before."""
         item = step.weight_of[name]
-        computed = isinstance(tensor, DTensor) and not isinstance(tensor, nn.Parameter) and item.kind == "parameter"
-        if computed and tensor.device_mesh == step.place.device_mesh:
-            tensor = step.laid(item, tensor)
+        if isinstance(tensor, DTensor) and item.kind == "parameter" and tensor.device_mesh == step.place.device_mesh:
+            is_computed = not isinstance(tensor, nn.Parameter)
+            is_whole = item.blocks is not None and all(one.is_replicate() for one in tensor.placements)  # a bias within fully_shard
+            tensor = step.laid(item, tensor) if is_computed or is_whole else tensor
         step.check_laid(item, tensor)
         self._laid[name] = spec_of(tensor)
         return tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, Self
@@ -40,6 +40,10 @@ SEEDS = 0xC2B2AE3D
 
 class LaterSeedWarning(UserWarning):
     """A seed came too late for what a compiled module draws."""
+
+
+class EmptyBufferWarning(UserWarning):
+    """Buffers of a model on meta have no values after a state dict was loaded, and none has them."""
 
 
 class ShardedModule(WithinReplicas, OwnStates):
@@ -167,13 +171,28 @@ class ShardedModule(WithinReplicas, OwnStates):
 
     def _check_values(self) -> None:
         """Raises UsageError: weights that nobody has given values, or written to, since they were made without any."""
+        if empty := self._find_empty():
+            some = ", ".join(sorted(empty)[:3])
+            hint = _filling(self._not_persistent(empty)) or "pass init= to compile, or load a state dict"
+            raise UsageError(f"{len(empty)} parameters or buffers were on meta and have no values yet: {some}", hint)
+
+    def check_loaded(self) -> None:
+        """Warns of buffers that have no values still and are in no state dict."""
+        if left := self._not_persistent(self._find_empty()):
+            message = f"what was loaded holds no values of {', '.join(left[:3])}: {len(left)} buffers that are not persistent"
+            warnings.warn(f"{message}\nhint: {_filling(left)}", EmptyBufferWarning, stacklevel=3)
+
+    def _find_empty(self) -> Mapping[str, Any]:
+        """The parameters and buffers without values, by name."""
         if self._empty:
             held = self._weights.find_all(self._empty)
             self._empty = {name: made for name, made in self._empty.items() if made == _made(held[name]) or _no_number(held[name])}
-        if self._empty:
-            some = ", ".join(sorted(self._empty)[:3])
-            hint = "pass init= to compile, or load a state dict"
-            raise UsageError(f"{len(self._empty)} parameters or buffers were on meta and have no values yet: {some}", hint)
+        return self._empty
+
+    def _not_persistent(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that no state dict has."""
+        parts = ((name, *name.rpartition(".")[::2]) for name in names)
+        return sorted(name for name, path, last in parts if last in self.get_submodule(path)._non_persistent_buffers_set)
 
     def _check_context(self) -> None:
         """Raises UsageError: autocast around the call asks for another dtype than the plan computes in, or a transform for more than one
@@ -307,6 +326,12 @@ class ShardedModule(WithinReplicas, OwnStates):
     def extra_repr(self) -> str:
         schedule = self.schedule
         return f"mesh={schedule.machine.mesh}, mode={self.step.graph.mode}, collectives={len(schedule.calls)}"
+
+
+def _filling(buffers: Sequence[str]) -> str:
+    """The way to give values to buffers that are not persistent; nothing for none."""
+    given = ", ".join(f"{name!r}: ..." for name in buffers[:3])
+    return f"give them by name, whole: module.load_state_dict({{{given}}}, strict=False)" if buffers else ""
 
 
 def _made(tensor: torch.Tensor) -> tuple[int, int]:

@@ -26,9 +26,13 @@ def local_part(tensor: torch.Tensor, spec: ShardingSpec, mesh: Mesh, rank: int) 
 
     A partial sum is the whole value on the first rank of its axes and zero on the others; a partial maximum or minimum is the value on all.
     """
-    sizes, coordinates = mesh.sizes, mesh.coordinates(rank)
+    return part_at(tensor, spec, mesh.sizes, mesh.coordinates(rank))
+
+
+def part_at(tensor: torch.Tensor, spec: ShardingSpec, sizes: Sequence[int], coordinates: Sequence[int]) -> torch.Tensor:
+    """``local_part`` of the rank at these coordinates of a mesh of these sizes."""
     if spec.blocks:
-        return local_part(*_apart(tensor, spec), mesh, rank).reshape(spec.local_shape(tensor.shape, sizes))
+        return part_at(*_apart(tensor, spec), sizes, coordinates).reshape(spec.local_shape(tensor.shape, sizes))
     part = tensor
     for dim, axes in enumerate(spec.dims):
         if axes:

@@ -35,8 +35,13 @@ class OwnStates(nn.Module):
         return self.tree.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own; takes whole tensors and DTensors in any placements."""
-        return self.tree.load_state_dict(*args, **kwargs)
+        """The model's own; takes whole tensors and DTensors in any placements, also of buffers that are not persistent, by name."""
+        result = self.tree.load_state_dict(*args, **kwargs)
+        self.check_loaded()
+        return result
+
+    def check_loaded(self) -> None:
+        """Called after a state dict was loaded."""
 
     def _save_to_state_dict(self, *args: Any) -> None:
         self.tree._save_to_state_dict(*args)
@@ -46,7 +51,10 @@ class OwnStates(nn.Module):
 
 
 def _lay(programs: Programs, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Mapping[str, Any], *_: Any) -> None:
-    """Whole tensors and DTensors in other placements become DTensors placed as the part's; what is tied stays so with ``assign``."""
+    """Whole tensors and DTensors in other placements become DTensors placed as the part's; what is tied stays so with ``assign``.
+
+    Buffers that are not persistent are written to here: torch would call them unexpected.
+    """
     replaces, assigned = metadata.get("assign_to_params_buffers", False), dict[int, nn.Parameter]()
     for name, tensor in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)):
         value = state.get(prefix + name)
@@ -58,6 +66,12 @@ def _lay(programs: Programs, module: nn.Module, state: dict[str, Any], prefix: s
             if becomes is nn.Parameter:
                 placed = assigned.setdefault(id(tensor), nn.Parameter(placed, tensor.requires_grad))
             state[prefix + name] = placed
+    for name in module._non_persistent_buffers_set:
+        value, buffer = state.get(prefix + name), module._buffers.get(name)
+        if isinstance(value, torch.Tensor) and isinstance(buffer, DTensor):
+            del state[prefix + name]
+            with torch.no_grad():
+                buffer.copy_(as_placed(value, buffer, name, programs.main.place))
 
 
 def _lies_as(value: torch.Tensor, tensor: DTensor) -> bool:

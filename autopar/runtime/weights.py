@@ -18,7 +18,7 @@ from autopar.attributes import exchanged, note_copy
 from autopar.errors import MismatchError
 from autopar.runtime.agreement import everyones, fetch, find_sources, hash_of
 from autopar.runtime.groups import Team
-from autopar.runtime.placement import from_placements, local_part, to_dtensor
+from autopar.runtime.placement import from_placements, local_part, part_at, to_dtensor
 from autopar.sharding import ShardingSpec
 from autopar.torch_compat import STATE_HOOKS, hooks_of_copy, is_fake, uncompiled
 from cost_models import Mesh
@@ -163,8 +163,9 @@ def initialise(
     """Gives values to the meta weights in ``empty``, in place, and takes them out of the set.
 
     With ``init``, the whole model is made once on the device and handed to it. Without, each submodule that has
-    ``reset_parameters`` is made alone, so that at most one submodule is whole at a time; what no such method covers stays empty
-    until a state dict is loaded. All ranks draw from one seed, so they agree. What an initialiser leaves untouched stays empty too.
+    ``reset_parameters`` is made alone, so that at most one submodule is whole at a time; one with buffers alone by a model's own
+    ``_init_weights(submodule)``. What no such method covers stays empty until a state dict is loaded. All ranks draw from one seed, so they
+    agree. What an initialiser leaves untouched stays empty too.
     """
     whole_device = place.device
     with torch.random.fork_rng(devices=[whole_device] if whole_device.type == "cuda" else []):
@@ -174,11 +175,16 @@ def initialise(
                 names = {name for name, _, _, tensor in own_tensors(model) if id(tensor) in empty}
                 _fill(model, model, lambda copied: _agreeing(init, copied, names, place), found, empty, place)
             return
+        library_init = getattr(model, "_init_weights", None)  # of transformers: it makes tables of rotary embeddings
         for module in model.modules():
             reset = getattr(module, "reset_parameters", None)
             direct = [tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None]
-            if reset is not None and any(id(tensor) in empty for tensor in direct):
+            if not any(id(tensor) in empty for tensor in direct):
+                continue
+            if reset is not None:
                 _fill(module, model, lambda copied: copied.reset_parameters(), found, empty, place)
+            elif library_init is not None and not module._parameters:
+                _fill(module, model, library_init, found, empty, place)
 
 
 def _agreeing(init: Initialise, model: nn.Module, names: Set[str], place: Place) -> None:
@@ -226,5 +232,12 @@ def as_placed(value: torch.Tensor, like: DTensor, name: str, place: Place) -> DT
             f"the state dict holds {name} with shape {list(value.shape)}, the model has {list(like.shape)}",
             "load the state of the same model; whole tensors and DTensors are both fine",
         )
-    spec = from_placements(like.placements, like.dim(), place.mesh.sizes)
-    return place.dtensor(place.own_part(value, spec), spec, like.shape)
+    device_mesh = like.device_mesh
+    sizes = tuple(device_mesh.shape)
+    spec = from_placements(like.placements, like.dim(), sizes)
+    if device_mesh == place.device_mesh:
+        return place.dtensor(place.own_part(value, spec), spec, like.shape)
+    whole, coordinates = value.full_tensor() if isinstance(value, DTensor) else value, device_mesh.get_coordinate()
+    assert coordinates is not None, "a rank without a part of the model loads no state"
+    part = part_at(whole.detach(), spec, sizes, coordinates)  # another wrapper, as fully_shard, has laid it on a mesh of its own
+    return to_dtensor(torch.empty(part.shape, dtype=part.dtype, device=place.device).copy_(part), spec, like.shape, device_mesh)

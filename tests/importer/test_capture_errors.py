@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -276,10 +277,38 @@ def test_models_that_ask_for_their_rank_are_refused(function):
         model.mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
         with pytest.raises(CaptureError, match="the model asks which rank it runs on") as caught:
             capture(model, (torch.randn(4, 4),))
-        capture(Model(lambda model, x: model.layer(x) / dist.get_world_size()), (torch.randn(4, 4),))  # the same on all of them
     finally:
         dist.destroy_process_group()
     assert "# here" in str(caught.value) and "hint: ask outside of the model" in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [
+    lambda model: dist.get_world_size(),
+    lambda model: dist.get_world_size(dist.group.WORLD),
+    lambda model: dist.group.WORLD.size(),
+    lambda model: model.mesh.size(),
+    lambda model: model.mesh["dp"].size(0),
+    lambda model: model.mesh.shape[0],
+    lambda model: model.mesh.get_group("dp").size(),
+    lambda model: int(os.environ["WORLD_SIZE"]),
+    lambda model: 1 + dist.is_initialized(),
+    lambda model: 1 + int(os.environ.get("RANK", 0)),
+])  # fmt: skip
+def test_models_that_ask_for_the_number_of_ranks_are_answered_as_on_one_device(count, monkeypatch):
+    """It would be a constant of the program, whose loss is that of the whole batch."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    wanted = capture(Model(lambda model, x: model.layer(x) * 1), (torch.randn(4, 4),))
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        model = Model(lambda model, x: model.layer(x) * count(model))
+        model.mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        assert count(model) == 2
+        found = capture(model, (torch.randn(4, 4),))
+        assert count(model) == 2
+    finally:
+        dist.destroy_process_group()
+    assert found.graph.sha256 == wanted.graph.sha256
 
 
 @pytest.mark.parametrize("function", [
