@@ -722,6 +722,7 @@ def teach_dtensors() -> None:
     format_numbers()
     make_orthogonal()
     gather_unequal_parts()
+    reduce_looked_up()
     convolve_in_whole()
     reshape_in_place()
     shard_beside_blocks()
@@ -748,8 +749,9 @@ def gather_unequal_parts() -> None:
                 counts[dim] = counts.get(dim, 1) * mesh.size(info.mesh_dim)
         return any(extents[dim] % count for dim, count in counts.items())
 
-    def optimize(infos: list[Any], mesh: Any, *rest: Any) -> list[Any]:
-        return infos if is_unequal(infos, mesh) else merged(infos, mesh, *rest)
+    def optimize(infos: list[Any], mesh: Any, *ends: Any) -> list[Any]:
+        is_strided = any((split_factor_of(placement) or 1) > 1 for placements in ends for placement in placements)
+        return infos if is_strided or is_unequal(infos, mesh) else merged(infos, mesh, *ends)
 
     _redistribute._optimize_transform_infos = optimize
 
@@ -1105,7 +1107,7 @@ def write_through_views() -> None:
     aten = torch.ops.aten
     for operator in (
         aten.select.int, aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default, aten.diagonal.default, aten.view.default,
-        aten._reshape_alias.default, aten.unfold.default, aten.unbind.int,
+        aten._reshape_alias.default, aten.unfold.default, aten.unbind.int, aten.expand.default,
     ):  # fmt: skip
         handlers.setdefault(operator, look)
 
@@ -1203,15 +1205,16 @@ def choose_rules() -> None:
     DTensor's dispatcher asks for a rule once for each operator, layout and shape, and keeps it; what is computed another way is asked for
     each time. The ways, in this order:
 
-    - What is still to be reduced over ranks is reduced first, but for linear operators of sums: torch adds up parts of norms as if they were
-      sums, and takes some elementwise operators for linear.
-    - What has no rule of its own is made of its formula. torch runs that on each rank's part, where a mean is that of the part: gradients of
-      losses are too large by the number of ranks. So is a mean of targets, where a rank may have none that count.
-    - Views that join or split dims are of the whole where a rank holds several parts of a dim; so is a sum over no dims, which is over all.
-    - What has no formula is done with whole tensors, on all ranks alike, and what was written to is cut again. Anomaly detection
-      looks for NaN so; weights are normalised so. ``torch.stack([grad.isfinite().all() for ...])`` is made so where some weights are whole:
-      what holds on all ranks is a product over them, and DTensor makes no parts of one. Views are left to torch's error, since what is
-      written to them would be lost, and what draws numbers, since each rank would draw its own.
+    - What is still to be reduced over ranks is reduced first, but for linear operators of sums: torch adds up parts of norms as if they
+      were sums, and takes some elementwise operators for linear.
+    - A loss is made of its formula. torch runs it on each rank's part, where a mean is that of the part: gradients are too large by the
+      number of ranks, and a rank without a target that counts has none.
+    - Views that join or split dims are of the whole where a rank holds several parts of a dim, or parts differ. A sum over no dims is one
+      over all.
+    - What else has no rule of its own is done with whole tensors, on all ranks alike, and what was written to is cut again. Anomaly
+      detection looks for NaN so; weights are normalised so. ``torch.stack([grad.isfinite().all() for ...])`` is made so where some weights
+      are whole: what holds on all ranks is a product over them, and DTensor makes no parts of one. Views are left to torch's error, since
+      what is written to them would be lost, and what draws numbers, since each rank would draw its own.
     """
     from torch.distributed.tensor import DTensor
 
@@ -1230,7 +1233,7 @@ def choose_rules() -> None:
             return operator(*args, **kwargs)
         if operator.namespace == "aten" and (not has_rule(operator) or means_over_parts(operator, args, kwargs)):
             return by_formula(operator, args, kwargs)
-        regroups = operator in REGROUPING and any(has_blocks(tensor) for tensor in tensors)
+        regroups = operator in REGROUPING and any(has_blocks(tensor) or has_unequal_parts(tensor) for tensor in tensors)
         if regroups or argument_of(operator, "dim", args, kwargs, None) == []:
             return by_whole(operator, args, kwargs)
         try:
@@ -1244,7 +1247,7 @@ def choose_rules() -> None:
 
     def by_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not acts_in_whole(operator, args, kwargs):
-            raise NotImplementedError(f"DTensor has no rule for {operator} of strided shards")
+            raise NotImplementedError(f"DTensor has no rule for {operator} of such parts")
         return in_whole(operator, args, kwargs)
 
     def moved(info: Any, made: Any) -> Iterator[bool]:
@@ -1259,7 +1262,8 @@ def choose_rules() -> None:
 
 _aten = torch.ops.aten
 ALIKE_FOR_PARTS = {
-    _aten.stack.default, _aten.cat.default, _aten.linalg_vector_norm.default, _aten.detach.default, _aten.clone.default, _aten.alias.default,
+    _aten.stack.default, _aten.cat.default, _aten.linalg_vector_norm.default, _aten.detach.default, _aten.clone.default,
+    _aten.alias.default,
 }  # fmt: skip
 """Operators that do the same to parts of a norm or of a maximum as to the whole."""
 
@@ -1273,8 +1277,17 @@ def _overloads(names: str) -> set[Any]:
     return {getattr(getattr(_aten, name), kind) for name in names.split() for kind in getattr(_aten, name).overloads() if kind in kinds}
 
 
+def has_unequal_parts(tensor: Any) -> bool:
+    """Whether the ranks' parts of a DTensor differ in size."""
+    counts: dict[int, int] = {}
+    for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
+        if split_factor_of(placement) is not None:
+            counts[placement.dim] = counts.get(placement.dim, 1) * size
+    return any(tensor.shape[dim] % count for dim, count in counts.items())
+
+
 LINEAR = _overloads("add add_ sub sub_ neg neg_ clone detach alias copy_ _to_copy mul mul_ div div_")
-"""Elementwise operators that torch applies to sums that are still to be made over ranks: linear ones, products and quotients in the first."""
+"""Elementwise operators that torch applies to sums that are still to be made over ranks; products and quotients are linear in the first."""
 PRODUCTS = _overloads("mul mul_ div div_")
 
 
@@ -1330,6 +1343,30 @@ def by_formula(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         except (NotImplementedError, RuntimeError, TypeError):  # it makes plain tensors
             pass
     return in_whole(operator, args, kwargs)
+
+
+@cache
+def reduce_looked_up() -> None:
+    """Rows that ranks looked up in their parts of a table are reduced at once.
+
+    torch keeps which rows a rank has beside the placement, for the next call too, which fails where the first is not reduced yet. So does a
+    look-up along a dim that two axes split, which is done with the whole table.
+    """
+    from torch.distributed.tensor import DTensor
+
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+
+    def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        table, dim = args[0], argument_of(operator, "dim", args, kwargs, 0)
+        placements = table.placements if isinstance(table, DTensor) else ()
+        if sum(split_factor_of(placement) is not None and placement.dim == dim % table.dim() for placement in placements) > 1:
+            return in_whole(operator, args, kwargs)
+        made = as_torch_does(operator, args, kwargs)
+        reduce_partial(made)
+        return made
+
+    for operator in (_aten.embedding.default, _aten.gather.default, _aten.index_select.default):
+        handlers.setdefault(operator, run)
 
 
 @cache

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from autopar.effort import Budget
 from autopar.search.telemetry import Telemetry
+
+
+class FailedPhaseWarning(UserWarning):
+    """A phase of the search ended in a contradiction of its own; the plan before it stands."""
 
 
 class Standing(Protocol):
@@ -45,8 +51,17 @@ class Phase(Generic[State]):
 
 
 def run_phases(phases: Iterable[Phase[State]], state: State) -> None:
-    """Runs the phases that apply, in order, and records each."""
+    """Runs the phases that apply, in order, and records each.
+
+    A phase in which an assertion fails leaves the plan before it, with a warning; without a plan the assertion goes on.
+    """
     for phase in phases:
         if phase.name not in state.telemetry.skip and phase.when(state):
-            with state.telemetry.phase(phase.name, state.standing):
-                phase.run(state, state.part(phase.share))
+            try:
+                with state.telemetry.phase(phase.name, state.standing):
+                    phase.run(state, state.part(phase.share))
+            except AssertionError as error:
+                if not math.isfinite(state.standing()[0]):
+                    raise
+                text = f"the phase {phase.name!r} of the search failed, and the plan before it stands: {error}"
+                warnings.warn(f"{text}\nhint: report the model and these words", FailedPhaseWarning, stacklevel=2)

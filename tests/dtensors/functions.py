@@ -64,12 +64,15 @@ def _words(text: str) -> list[str]:
     return text.split()
 
 
-_UNARY = _words("""abs neg exp expm1 sin cos tan sinh cosh tanh atan asinh sigmoid erf erfc square sign sgn floor ceil round trunc frac relu positive
-sinc logit_p log_p log2_p log10_p log1p_p sqrt_p rsqrt_p reciprocal_p asin_p acos_p atanh_p lgamma_p digamma_p erfinv_p exp2 deg2rad
-rad2deg nan_to_num isnan isinf isfinite isposinf isneginf logical_not signbit i0 angle conj_physical""")
-_ACTIVATIONS = _words("""relu relu6 elu selu celu gelu silu mish softplus softsign tanhshrink hardtanh hardsigmoid hardswish leaky_relu logsigmoid
-softshrink hardshrink sigmoid tanh""")
-_BINARY = _words("add sub mul div maximum minimum fmax fmin atan2 hypot copysign lt le gt ge eq ne logical_and logical_or logical_xor")
+_UNARY = _words("""abs neg exp expm1 sin cos tan sinh cosh tanh atan asinh sigmoid erf erfc square sign sgn floor ceil round
+trunc frac relu positive sinc logit_p log_p log2_p log10_p log1p_p sqrt_p rsqrt_p reciprocal_p asin_p acos_p
+atanh_p lgamma_p digamma_p erfinv_p exp2 deg2rad rad2deg nan_to_num isnan isinf isfinite isposinf isneginf
+logical_not signbit i0 angle conj_physical""")
+_ACTIVATIONS = _words("""relu relu6 elu selu celu gelu silu mish softplus softsign tanhshrink hardtanh hardsigmoid hardswish
+leaky_relu
+logsigmoid softshrink hardshrink sigmoid tanh""")
+_BINARY = _words("""add sub mul div maximum minimum fmax fmin atan2 hypot copysign lt le gt ge eq ne logical_and
+logical_or logical_xor""")
 _INTEGERS = _words("bitwise_and bitwise_or bitwise_xor floor_divide remainder fmod add mul eq")
 _REDUCED = _words("sum mean amax amin var std prod logsumexp argmax argmin median nanmean nansum norm all any count_nonzero")
 _WHOLE = _words("sum mean max min var std prod argmax argmin median nanmean nansum norm all any count_nonzero")

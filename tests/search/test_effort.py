@@ -15,7 +15,7 @@ from autopar import effort
 from autopar.effort import GRACE_SECONDS, GRACE_SHARE, Budget, Meter, unlimited
 from autopar.schedule.limit_search import LimitSearch
 from autopar.search import SearchResult, find_plan, telemetry
-from autopar.search.phases import Phase, run_phases
+from autopar.search.phases import FailedPhaseWarning, Phase, run_phases
 from autopar.search.solving import solve
 from autopar.search.telemetry import PhaseRecord, Telemetry
 from solvers import Problem, Solution
@@ -213,6 +213,20 @@ def test_a_phase_that_is_interrupted_is_recorded() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_phases((Phase[Walk]("find", 1.0, lambda walk: True, interrupt), *PHASES), some)
     assert [(record.name, record.work, record.step_after) for record in some.telemetry.records] == [("find", 4.0, 2.0)]
+
+
+def contradict(walk: Walk, budget: Budget) -> None:
+    walk.done.append("contradict")
+    raise AssertionError("one is not the other")
+
+
+def test_a_phase_that_contradicts_itself_leaves_the_plan_before_it() -> None:
+    some, failing = walk(), Phase[Walk]("contradict", 1.0, lambda walk: True, contradict)
+    with pytest.warns(FailedPhaseWarning, match="the phase 'contradict' of the search failed.*one is not the other"):
+        run_phases((PHASES[0], failing, PHASES[1]), some)
+    assert some.done == ["find", "contradict", "prove"] and some.step == 2.0
+    with pytest.raises(AssertionError, match="one is not the other"):
+        run_phases((failing,), walk())
 
 
 def test_records_name_the_model_and_are_of_one_search() -> None:

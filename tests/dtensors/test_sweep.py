@@ -1,0 +1,175 @@
+"""What people call on tensors that a plan hands out, against the same on whole tensors: values and gradients.
+
+A call is right, or it is refused on all ranks alike. A refusal that is not listed fails the test too.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from autopar.runtime.checkpoints import part_of
+from autopar.runtime.placement import local_part, to_dtensor
+from autopar.sharding import ShardingSpec
+from autopar.torch_compat import lay_by_parts, leaves_of, teach_dtensors
+from cost_models import Mesh
+from tests.dtensors.functions import ARGUMENTS, FUNCTIONS
+from tests.runtime.test_training import on_ranks
+
+EQUAL, UNEQUAL, EMPTY = (12, 12), (7, 10), (5, 10)
+"""Rows and columns of the first argument."""
+LAYOUTS = {
+    4: [
+        ("S0 R", EQUAL), ("R S1", EQUAL), ("S01 R", EQUAL), ("S10 R", EQUAL), ("S0 S1", EQUAL), ("S1/3 R", EQUAL), ("R S1/3", EQUAL),
+        ("R R +P0", EQUAL), ("S1 R +P0", EQUAL), ("S01 R", UNEQUAL), ("R S01", UNEQUAL), ("S0 S1", UNEQUAL), ("S01 R", EMPTY),
+    ],
+    2: [
+        ("S0 R", EQUAL), ("R S0", EQUAL), ("S0/3 R", EQUAL), ("R S0/3", EQUAL), ("R R +P0", EQUAL), ("S0 R", UNEQUAL), ("R S0", (6, 9)),
+        ("S0 R", (1, 6)),
+    ],
+}  # fmt: skip
+"""By the number of ranks: how the first argument lies; 2x2 or 2."""
+REFUSED = {
+    "chunk product", "combinations", "cummax", "cumprod(0)", "cumprod(1)", "index_put", "prod(0)", "prod(1)", "trace", "vander",
+    "x[rows, ids]",
+}  # fmt: skip
+"""Functions that some layout refuses, on all ranks alike: their formulas make plain tensors, which torch does not mix with DTensors."""
+DAILY = sorted(FUNCTIONS)[::12]
+"""Tried in every run of the tests."""
+
+
+class Case(NamedTuple):
+    name: str
+    spec: str
+    shape: tuple[int, int]
+    alike: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} of {list(self.shape)} as {self.spec}, others {'alike' if self.alike else 'whole'}"
+
+
+def cases(ranks: int, names: list[str]) -> Iterator[Case]:
+    for (spec, shape), name in itertools.product(LAYOUTS[ranks], names):
+        parameters = list(inspect.signature(FUNCTIONS[name]).parameters)
+        shapes = [ARGUMENTS[one](*shape).shape for one in parameters]
+        for alike in (False, True) if shapes[0] in shapes[1:] else (False,):
+            yield Case(name, spec, shape, alike)
+
+
+def spec_of(case: Case, tensor: Tensor) -> ShardingSpec:
+    """The case's layout for a tensor of any number of dims."""
+    spec, rank = ShardingSpec.parse(case.spec), tensor.dim()
+    dims = (*spec.dims, *[()] * rank)[:rank]
+    partial = spec.partial if tensor.is_floating_point() else ()
+    blocks = tuple((dim, count) for dim, count in spec.blocks if dim < rank and tensor.shape[dim] % count == 0)
+    return ShardingSpec(dims, partial, blocks)
+
+
+def differences(case: Case, device_mesh: Any, mesh: Mesh) -> str:
+    """What is wrong, or nothing. Raises: what torch, or autopar, refuses."""
+
+    def placed(tensor: Tensor, spec: ShardingSpec) -> DTensor:
+        return to_dtensor(local_part(tensor, spec, mesh, dist.get_rank()).clone(), spec, tensor.shape, device_mesh)
+
+    function = FUNCTIONS[case.name]
+    torch.manual_seed(0)
+    given = [ARGUMENTS[name](*case.shape) for name in inspect.signature(function).parameters]
+    wholes = [tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in given]
+    try:
+        wanted = _tensors(function(*wholes))
+    except (RuntimeError, IndexError, ValueError):
+        return ""  # such a shape is not for it
+    splits = [tensor is given[0] or (case.alike and tensor.shape == given[0].shape) for tensor in given]
+    pairs = zip(splits, given, strict=True)
+    specs = [spec_of(case, tensor) if is_split else ShardingSpec.replicated(tensor.dim()) for is_split, tensor in pairs]
+    parts = [placed(tensor, spec).requires_grad_(tensor.is_floating_point()) for tensor, spec in zip(given, specs, strict=True)]
+    found = _tensors(function(*parts))
+    if len(found) != len(wanted):
+        return f"{len(found)} results, {len(wanted)} of whole tensors"
+    for one, other in zip(found, wanted, strict=True):
+        if one.shape != other.shape or not _is_close(one.detach(), other.detach()):
+            return f"value of {getattr(one, 'placements', 'a plain tensor')}"
+    differentiable = [index for index, tensor in enumerate(wanted) if tensor.requires_grad]
+    if not differentiable:
+        return ""
+    if not all(found[index].requires_grad for index in differentiable):
+        return "no gradient"
+    seeds = [torch.randn(wanted[index].shape, dtype=torch.float64).to(wanted[index].dtype) for index in differentiable]
+    laid = [placed(seed, ShardingSpec.replicated(seed.dim())) for seed in seeds]
+    trained = [index for index, tensor in enumerate(wholes) if tensor.requires_grad]
+    gradients = [
+        torch.autograd.grad([of[index] for index in differentiable], [by[index] for index in trained], seed, allow_unused=True)
+        for of, by, seed in ((wanted, wholes, seeds), (found, parts, laid))
+    ]
+    for index, one, other in zip(trained, *gradients, strict=True):
+        one, other = (torch.zeros_like(wholes[index]) if gradient is None else gradient for gradient in (one, other))
+        if not _is_close(other, one):
+            return f"gradient of argument {index}, {getattr(other, 'placements', 'a plain tensor')}"
+    return ""
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in leaves_of(tree) if isinstance(leaf, Tensor)]
+
+
+def _is_close(found: Tensor, wanted: Tensor) -> bool:
+    found = found.full_tensor() if isinstance(found, DTensor) else found
+    return found.shape == wanted.shape and torch.allclose(found.double(), wanted.double(), rtol=1e-6, atol=1e-8, equal_nan=True)
+
+
+def sweep(ranks: int, names: list[str], *, flattens: bool) -> tuple[int, dict[str, str], dict[str, str]]:
+    """How many cases there are, those that are wrong, and those that are refused."""
+
+    def run(rank: int) -> dict[str, str]:
+        teach_dtensors()
+        lay_by_parts(part_of)
+        sizes = (2, 2) if ranks == 4 else (2,)
+        device_mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp")[: len(sizes)])
+        if flattens:
+            device_mesh["dp", "tp"]._flatten("dp_tp")
+        mesh, results = Mesh.parse("dp=2,tp=2" if ranks == 4 else "dp=2"), {}
+        for case in cases(ranks, names):
+            try:
+                wrong = differences(case, device_mesh, mesh)
+                results[str(case)] = f"wrong {wrong}" if wrong else ""
+            except Exception as error:
+                results[str(case)] = f"refused {case.name}: {type(error).__name__}: {error}".partition("\n")[0]
+            dist.barrier()  # one that a single rank refuses is found here
+        return results
+
+    everyone = on_ranks(run, ranks)
+    wrong, refused = dict[str, str](), dict[str, str]()
+    for case in everyone[0]:
+        words = [results[case] for results in everyone]
+        if all(one.startswith("refused") for one in words):
+            refused[case] = words[0]
+        elif any(words):
+            wrong[case] = next(filter(None, words))
+    return len(everyone[0]), wrong, refused
+
+
+def check(ranks: int, names: list[str], *, flattens: bool = False) -> None:
+    count, wrong, refused = sweep(ranks, names, flattens=flattens)
+    print(f"{count} cases on {ranks} ranks: {len(wrong)} wrong, {len(refused)} refused")
+    assert not wrong
+    assert {case: words for case, words in refused.items() if case.partition(" of [")[0] not in REFUSED} == {}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_functions_of_split_tensors_are_those_of_whole_ones(ranks: int) -> None:
+    check(ranks, DAILY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "flattens"), [(2, False), (4, False), (4, True)])
+def test_all_functions_of_split_tensors_are_those_of_whole_ones(ranks: int, flattens: bool) -> None:
+    check(ranks, sorted(FUNCTIONS), flattens=flattens)
