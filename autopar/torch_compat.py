@@ -670,6 +670,25 @@ def checkpoint_in_chunks(chunks: Callable[[Any], list[Chunk] | None]) -> None:
 
     for name, method in (("__create_write_items__", write_items), ("__create_chunk_list__", chunk_list), ("__get_tensor_shard__", shard)):
         setattr(DTensor, name, method)
+    refuse_several_parts()
+
+
+@cache
+def refuse_several_parts() -> None:
+    """A file of safetensors holds one part of a tensor for each rank; of several parts ``HuggingFaceStorageWriter`` would keep the last."""
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+
+    usual: Any = HuggingFaceStorageWriter.write_data
+
+    def write_data(self: Any, plan: Any, planner: Any) -> Any:
+        names = [item.index.fqn for item in plan.items]
+        if several := sorted({name for name in names if names.count(name) > 1}):
+            message = f"{several[0]} lies in blocks, so that a rank holds several parts of it; safetensors keep one part for each rank"
+            hint = "save get_model_state_dict(module, options=StateDictOptions(full_state_dict=True)), or by dcp.save(checkpoint_id=...)"
+            raise UsageError(message, hint)
+        return usual(self, plan, planner)
+
+    HuggingFaceStorageWriter.write_data = write_data
 
 
 def dtensor_like(local: torch.Tensor, like: Any) -> Any:
@@ -1152,20 +1171,25 @@ def on_all(tensor: torch.Tensor, mesh: Any) -> Any:
 
 @torch.no_grad()
 def in_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs an operator on whole tensors, on all ranks alike; what it writes to is cut again."""
+    """Runs an operator on whole tensors, on all ranks alike; what it writes to is cut again. Numbers that it draws are the first rank's."""
     from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._collective_utils import mesh_broadcast
 
     given = [item for item in leaves_of((args, kwargs)) if isinstance(item, DTensor)]
     wholes = {id(item): item.full_tensor().clone() for item in given}
     taken_args, taken = map_tensors(lambda item: wholes.get(id(item), item), (args, kwargs))
-    made = operator(*taken_args, **taken)
+    made, mesh = operator(*taken_args, **taken), given[0].device_mesh
+    if draws(operator):
+        for tensor in {id(one): one for one in (*leaves_of(made), *wholes.values()) if isinstance(one, torch.Tensor)}.values():
+            for axis in range(mesh.ndim):
+                mesh_broadcast(tensor, mesh, axis)
     own = {id(wholes[id(item)]): item for item in given}
     for index, argument in enumerate(operator._schema.arguments):
         if argument.alias_info and argument.alias_info.is_write:
             for tensor in leaves_of(args[index] if index < len(args) else kwargs.get(argument.name)):
                 if id(tensor) in wholes:  # a plain one, a count of steps, is written to as it is
                     cut_into(tensor, wholes[id(tensor)])
-    return map_tensors(lambda item: own[id(item)] if id(item) in own else on_all(item, given[0].device_mesh), made)
+    return map_tensors(lambda item: own[id(item)] if id(item) in own else on_all(item, mesh), made)
 
 
 @cache
@@ -1214,9 +1238,12 @@ def choose_rules() -> None:
     - What else has no rule of its own is done with whole tensors, on all ranks alike, and what was written to is cut again. Anomaly
       detection looks for NaN so; weights are normalised so. ``torch.stack([grad.isfinite().all() for ...])`` is made so where some weights
       are whole: what holds on all ranks is a product over them, and DTensor makes no parts of one. Views are left to torch's error, since
-      what is written to them would be lost, and what draws numbers, since each rank would draw its own.
+      what is written to them would be lost.
+    - What draws numbers is done so too where torch has no generator that all ranks share: on CPUs, each rank would draw its own for what
+      all hold, and ranks of one seed the same for their parts.
     """
     from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._random import is_rng_supported_mesh
 
     dispatcher = DTensor._op_dispatcher
     usual, rules = dispatcher._propagate_op_sharding_dispatch_slow_path, dispatcher.sharding_propagator
@@ -1233,6 +1260,8 @@ def choose_rules() -> None:
             return operator(*args, **kwargs)
         if operator.namespace == "aten" and (not has_rule(operator) or means_over_parts(operator, args, kwargs)):
             return by_formula(operator, args, kwargs)
+        if operator.namespace == "aten" and draws(operator) and not is_rng_supported_mesh(tensors[0].device_mesh):
+            return by_whole(operator, args, kwargs)
         regroups = operator in REGROUPING and any(has_blocks(tensor) or has_unequal_parts(tensor) for tensor in tensors)
         if regroups or argument_of(operator, "dim", args, kwargs, None) == []:
             return by_whole(operator, args, kwargs)
@@ -1241,12 +1270,12 @@ def choose_rules() -> None:
             if not any(moved(info, made)):
                 return made
         except (NotImplementedError, RuntimeError):
-            if operator.namespace != "aten" or not acts_in_whole(operator, args, kwargs):
+            if operator.namespace != "aten" or is_view(operator):
                 raise
         return in_whole(operator, args, kwargs)
 
     def by_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not acts_in_whole(operator, args, kwargs):
+        if is_view(operator):
             raise NotImplementedError(f"DTensor has no rule for {operator} of such parts")
         return in_whole(operator, args, kwargs)
 
@@ -1308,10 +1337,9 @@ def means_over_parts(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return bool(argument_of(operator, "reduction", args, kwargs, 0) == 1)
 
 
-def acts_in_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an operator may be done with whole tensors: it is no view, and draws no numbers."""
-    views = any(item.alias_info and not item.alias_info.is_write for item in operator._schema.returns)
-    return not (views or (draws(operator) and argument_of(operator, "dropout_p", args, kwargs, 1.0) > 0))
+def is_view(operator: Any) -> bool:
+    """Whether what an operator gives shares memory with what it is given."""
+    return any(item.alias_info and not item.alias_info.is_write for item in operator._schema.returns)
 
 
 def argument_of(operator: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], otherwise: Any) -> Any:
@@ -1328,19 +1356,19 @@ def by_formula(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     Not all that torch decomposes comes to the same values: attention has no normalisers then, which its backward reads.
 
     Raises:
-        NotImplementedError: a view, whose memory would be another's, or what draws numbers, of which each rank would draw its own.
+        NotImplementedError: a view, whose memory would be another's.
     """
     from torch._decomp import decomposition_table
 
     if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), torch._C.DispatchKey.CompositeImplicitAutograd):
         return operator.decompose(*args, **kwargs)
-    if not acts_in_whole(operator, args, kwargs):
+    if is_view(operator):
         raise NotImplementedError(f"DTensor has no rule for {operator}")
     formula = decomposition_table.get(operator)
     if formula is not None and argument_of(operator, "reduction", args, kwargs, None) is not None:
         try:
             return formula(*args, **kwargs)
-        except (NotImplementedError, RuntimeError, TypeError):  # it makes plain tensors
+        except Exception:  # it makes plain tensors; what the user got wrong is said below
             pass
     return in_whole(operator, args, kwargs)
 

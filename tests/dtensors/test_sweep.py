@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
@@ -173,3 +174,37 @@ def test_functions_of_split_tensors_are_those_of_whole_ones(ranks: int) -> None:
 @pytest.mark.parametrize(("ranks", "flattens"), [(2, False), (4, False), (4, True)])
 def test_all_functions_of_split_tensors_are_those_of_whole_ones(ranks: int, flattens: bool) -> None:
     check(ranks, sorted(FUNCTIONS), flattens=flattens)
+
+
+DRAWING: dict[str, Callable[[Tensor], Any]] = {
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "rand_like": lambda x: torch.rand_like(x),
+    "randint_like": lambda x: torch.randint_like(x, 9),
+    "normal_": lambda x: x.clone().normal_(),
+    "uniform_": lambda x: nn.init.uniform_(x.clone()),
+    "bernoulli": lambda x: x.sigmoid().bernoulli(),
+    "multinomial": lambda x: x.softmax(1).multinomial(2),
+    "poisson": lambda x: torch.poisson(x.exp()),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+}
+
+
+@pytest.mark.parametrize("text", ["R R", "S0 R", "S0 S1", "S10 R", "R S1/3"])
+def test_numbers_are_drawn_for_the_whole(text: str) -> None:
+    """All ranks hold what the first rank's generator gives on one device, whatever their own seeds."""
+    whole = torch.randn(12, 12)
+
+    def first(function: Callable[[Tensor], Any], tensor: Tensor, seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return function(tensor)
+
+    def run(rank: int) -> list[str]:
+        teach_dtensors()
+        lay_by_parts(part_of)
+        device_mesh, spec = init_device_mesh("cpu", (2, 2)), ShardingSpec.parse(text)
+        part = to_dtensor(local_part(whole, spec, Mesh.parse("2x2"), rank).clone(), spec, whole.shape, device_mesh)
+        found = {name: first(function, part, rank) for name, function in DRAWING.items()}
+        wanted = {name: first(function, whole, 0) for name, function in DRAWING.items()}
+        return [name for name, one in found.items() if not isinstance(one, DTensor) or not torch.equal(one.full_tensor(), wanted[name])]
+
+    assert on_ranks(run, 4) == [[]] * 4
