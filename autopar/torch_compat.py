@@ -741,6 +741,7 @@ def teach_dtensors() -> None:
     format_numbers()
     make_orthogonal()
     gather_unequal_parts()
+    take_plain_in_backward()
     reduce_looked_up()
     convolve_in_whole()
     reshape_in_place()
@@ -1287,6 +1288,7 @@ def choose_rules() -> None:
                 yield any(one != other and getattr(other, "reduce_op", "") == "product" for one, other in pairs)
 
     dispatcher._propagate_op_sharding_dispatch_slow_path = propagate
+    torch._C._clear_DTensor_sharding_propagator_cache()  # of what was computed with DTensors before
 
 
 _aten = torch.ops.aten
@@ -1371,6 +1373,41 @@ def by_formula(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         except Exception:  # it makes plain tensors; what the user got wrong is said below
             pass
     return in_whole(operator, args, kwargs)
+
+
+@cache
+def take_plain_in_backward() -> None:
+    """Plain tensors that a derivative's formula makes are taken as the same on all ranks, where DTensor refuses them beside DTensors.
+
+    Autograd makes zeros where nobody read a part of ``x.chunk(2)``, and indices for ``trace``. What a hook or another function of Python
+    gives is refused as before: it may differ by rank.
+    """
+    from torch.distributed.tensor import DTensor
+
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+
+    def comes_of_formula() -> bool:
+        if torch._C._current_graph_task_id() == -1:
+            return False
+        frame: Any = sys._getframe(2)
+        while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+            if frame.f_globals["__name__"] != __name__ and frame.f_globals["__name__"].partition(".")[0] != "torch":
+                return False
+            frame = frame.f_back
+        return True
+
+    def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensors = [item for item in leaves_of(args) if isinstance(item, torch.Tensor)]
+        if any(not isinstance(item, DTensor) and item.numel() != 1 for item in tensors) and comes_of_formula():
+            mesh = next(item.device_mesh for item in tensors if isinstance(item, DTensor))
+            args = map_tensors(lambda item: item if isinstance(item, DTensor) else on_all(item, mesh), args)
+            return operator(*args, **kwargs)
+        return as_torch_does(operator, args, kwargs)
+
+    for operator in (
+        _aten.cat.default, _aten.where.self, _aten.index_fill.int_Tensor, _aten.scatter_add.default, _aten.index_put.default,
+    ):  # fmt: skip
+        handlers.setdefault(operator, run)
 
 
 @cache

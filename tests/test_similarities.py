@@ -87,3 +87,27 @@ def test_split_matrices_give_the_same(mesh: str, rows: int, columns: int, losses
         model, args = Pairs(loss), (torch.randn(rows, 16), torch.randn(columns, 16))
         found = verify(autopar.plan(model, args, mesh=mesh, hardware=stressed()), Target(model, args), backend="simulate", steps=2)
         assert found.passed, f"{loss}: {found}"
+
+
+class Bags(nn.Module):
+    """Two look-ups whose product is compared with indices that the model makes, beside bags by offsets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(31, 4, mode="sum", include_last_offset=True)
+        self.user, self.top = nn.Embedding(41, 4), nn.Linear(8, 1)
+
+    def forward(self, ids: Tensor, offsets: Tensor, user: Tensor, item: Tensor, y: Tensor) -> Tensor:
+        score = self.top(torch.stack([self.bag(ids, offsets), self.user(user)], 1).flatten(1)).squeeze(1)
+        return F.binary_cross_entropy_with_logits(score, y) + F.cross_entropy(self.user(user) @ self.user(item).T, torch.arange(len(y)))
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_bags_beside_indices_that_the_model_makes(dtype: str | None) -> None:
+    torch.manual_seed(0)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.long), torch.sort(torch.randint(0, 40, (7,)))[0], torch.tensor([40])])
+    rows = [torch.randint(0, 41, (8,)), torch.randint(1, 41, (8,)), torch.randint(0, 2, (8,)).float()]
+    model, args = Bags(), (torch.randint(0, 15, (40,)), offsets, *rows)
+    plan = autopar.plan(model, args, mesh="2x2", hardware=stressed(), compute_dtype=dtype, time_limit=15)
+    found = verify(plan, Target(model, args), backend="simulate", steps=2)
+    assert found.passed, str(found)

@@ -39,11 +39,8 @@ LAYOUTS = {
     ],
 }  # fmt: skip
 """By the number of ranks: how the first argument lies; 2x2 or 2."""
-REFUSED = {
-    "chunk product", "combinations", "cummax", "cumprod(0)", "cumprod(1)", "index_put", "prod(0)", "prod(1)", "trace", "vander",
-    "x[rows, ids]",
-}  # fmt: skip
-"""Functions that some layout refuses, on all ranks alike: their formulas make plain tensors, which torch does not mix with DTensors."""
+REFUSED = {"combinations", "vander", "x[rows, ids]"}
+"""Functions that some layout refuses, on all ranks alike: they make plain tensors, which torch does not mix with DTensors."""
 DAILY = sorted(FUNCTIONS)[::12]
 """Tried in every run of the tests."""
 
@@ -174,6 +171,45 @@ def test_functions_of_split_tensors_are_those_of_whole_ones(ranks: int) -> None:
 @pytest.mark.parametrize(("ranks", "flattens"), [(2, False), (4, False), (4, True)])
 def test_all_functions_of_split_tensors_are_those_of_whole_ones(ranks: int, flattens: bool) -> None:
     check(ranks, sorted(FUNCTIONS), flattens=flattens)
+
+
+def test_rules_that_were_used_before_are_not_kept() -> None:
+    """A script may compute with DTensors before it compiles."""
+
+    def run(rank: int) -> list[float]:
+        device_mesh, spec = init_device_mesh("cpu", (2,)), ShardingSpec.parse("S0 R")
+        part = to_dtensor(torch.ones(2, 6), spec, (4, 6), device_mesh).requires_grad_()
+        found = []
+        for _ in range(2):
+            (gradient,) = torch.autograd.grad(F.mse_loss(part, torch.zeros_like(part)), [part])
+            found.append(gradient.full_tensor().sum().item())
+            teach_dtensors()
+        return found
+
+    for before, after in on_ranks(run, 2):
+        assert after == pytest.approx(2.0) != before  # torch's own is twice as large
+
+
+def test_a_hooks_plain_tensors_are_refused_in_backward() -> None:
+    """Each rank may have another; those of a derivative's formula are the same on all."""
+
+    def run(rank: int) -> tuple[bool, str]:
+        teach_dtensors()
+        device_mesh, whole = init_device_mesh("cpu", (2,)), torch.randn(4, 6)
+        spec = ShardingSpec.parse("S0 R")
+        part = to_dtensor(local_part(whole, spec, Mesh.parse("2"), rank).clone(), spec, whole.shape, device_mesh).requires_grad_()
+        part.chunk(2)[0].sum().backward()
+        assert isinstance(part.grad, DTensor)
+        right = torch.equal(part.grad.full_tensor(), torch.cat([torch.ones(2, 6), torch.zeros(2, 6)]))
+        part.register_hook(lambda gradient: torch.where(gradient > 0, gradient, torch.zeros(4, 6)))
+        try:
+            part.sum().backward()
+            return right, "not refused"
+        except RuntimeError as error:
+            return right, str(error)
+
+    for right, words in on_ranks(run, 2):
+        assert right and "got mixed torch.Tensor and DTensor" in words
 
 
 DRAWING: dict[str, Callable[[Tensor], Any]] = {
