@@ -12,6 +12,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache, partial
 from threading import get_ident
@@ -837,19 +838,20 @@ def shard_beside_blocks() -> None:
 
     def init(self: Any, param: Any, device: Any, placement_of: Any, mesh_info: Any, *rest: Any) -> None:
         count = getattr(mesh_info, "shard_mesh_size", 1)
-        if isinstance(param, DTensor) and has_blocks(param) and count > 1:
-            asked = placement_of(param) if callable(placement_of) else None
-            dim = getattr(asked, "dim", 0)
-            strided = {placement.dim for placement in param.placements if (split_factor_of(placement) or 1) > 1}
-            if dim in strided:
-                local = param.to_local()
-                other = [one for one in range(param.dim()) if one not in strided and local.shape[one] % count == 0]
-                if not other:
-                    param = nn.Parameter(param.detach().redistribute(placements=[Replicate()] * len(param.placements)), param.requires_grad)
-                dim = other[0] if other else dim
-                chosen = Shard(dim)
-                return usual(self, param, device, lambda _: chosen, mesh_info, *rest)
-        return usual(self, param, device, placement_of, mesh_info, *rest)
+        given: Any = placement_of(param) if callable(placement_of) else None
+        placement = getattr(given, "placement", given)
+        dim = 0 if placement is None else placement.dim % param.dim()
+        if not isinstance(param, DTensor) or count == 1 or not (strided := strided_dims(param)) & {dim}:
+            return usual(self, param, device, placement_of, mesh_info, *rest)
+        free = [other for other in range(param.dim()) if other not in strided and local_of(param).shape[other] % count == 0]
+        if not free:
+            param = nn.Parameter(param.detach().redistribute(placements=[Replicate()] * len(param.placements)), param.requires_grad)
+        shard = Shard(free[0] if free else dim)
+        chosen = replace(given, placement=shard) if hasattr(given, "placement") else shard
+        return usual(self, param, device, lambda _: chosen, mesh_info, *rest)
+
+    def strided_dims(param: Any) -> set[int]:
+        return {placement.dim for placement in param.placements if (split_factor_of(placement) or 1) > 1}
 
     _fsdp_param.FSDPParam._init_sharded_param = init
 
