@@ -1438,7 +1438,8 @@ def reduce_looked_up() -> None:
 
 @cache
 def convolve_in_whole() -> None:
-    """A convolution whose tensors are split in another way than torch's own handler knows (one axis, along the width) is done in whole."""
+    """A convolution of split tensors is done in whole: torch's own handler knows one axis along the width, and of other splits it fails on
+    some ranks, while others wait."""
     from torch.distributed.tensor import DTensor
 
     handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
