@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from autopar.graph import DTYPE_BYTES, Op, Tensor
-from autopar.rules import bytes_moved, family, flops, kernel_launches
+from autopar.rules import bytes_moved, family, flops, issued_kernels, kernel_launches
 from autopar.sharding import InnerCollective, ShardingSpec, Strategy
 from cost_models import Machine, Operator, SubAxis
 
@@ -18,8 +18,8 @@ def local_bytes(tensor: Tensor, spec: ShardingSpec, machine: Machine) -> int:
 
 
 def launches(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, machine: Machine) -> int | None:
-    """Kernels that the host issues for an operator, each turn its own; None where the host has no price."""
-    return strategy.turns * kernel_launches(op, tensors) if machine.issue_seconds else None
+    """Kernels that the host issues for an operator, with the collectives inside it; None where the host has no price."""
+    return issued_kernels(op, tensors, strategy, machine.mesh.sizes) if machine.issue_seconds else None
 
 
 def whole_axes(axes: tuple[int, ...], machine: Machine) -> tuple[SubAxis, ...]:

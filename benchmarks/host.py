@@ -53,7 +53,7 @@ WARMUP = 5
 """Rounds that are not counted."""
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 """Operators that make memory and run nothing in it."""
-NAMED_VIEWS = frozenset({"_unsafe_view", "_reshape_alias"})
+NAMED_VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "unsafe_split", "unsafe_split_with_sizes"})
 """Operators that move nothing, whose schema does not say so."""
 
 

@@ -6,7 +6,8 @@ is not held back by its call. It begins when the last of these has ended, and th
 slower: the time that an operator, or a wait's copies, shares with any call is counted at the reduced speed.
 
 The host issues kernels and calls in the order of the list, each in the same time. The last of an operator's kernels takes its part of the
-operator's seconds after it is issued.
+operator's seconds after it is issued, and a collective begins after its copies are issued. Before an operator of which the host reads
+values, it waits for the last operator or wait to end.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = 
     holder: dict[str, int] = {}
     bringer: dict[str, int] = {}
     started: dict[str, int] = {}
-    issued = 0
+    ready = 0.0
     for place, row in enumerate(rows):
         if row.kind not in ("run", "add", "start", "wait"):
             continue
@@ -45,11 +46,15 @@ def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = 
         elif row.kind == "wait" and not row.late:
             before.append(started[row.of])
         count = row.launches or 0
-        begin = max(held, issue * (issued + 1) if count else 0.0, *(ends.get(other, 0.0) for other in before))
-        issued += count
+        if row.reads_back and issue:
+            ready = max(ready, held, ends.get(gate, 0.0))
+        first = ready + issue * min(count, 1)
+        ready += issue * count
+        issued = ready if row.kind == "start" else first
+        begin = max(held, issued if count else 0.0, *(ends.get(other, 0.0) for other in before))
         ends[place] = begin + row.seconds if links else slowed(begin, row.seconds, busy, slowdown)
         if count > 1 and not links:
-            ends[place] = max(ends[place], issue * issued + row.seconds / count)
+            ends[place] = max(ends[place], ready + row.seconds / count)
         if row.kind == "start":
             started[row.of] = place
             bringer.update(dict.fromkeys(row.writes, place))

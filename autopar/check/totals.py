@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from autopar.check.clock import COMPUTE, slowed, step
 from autopar.check.differences import TOLERANCE, Difference, count, seconds
+from autopar.check.host import issued
 from autopar.check.legs import Call
 from autopar.check.lifetimes import Lifetimes
 from autopar.check.order import Order
@@ -21,6 +22,7 @@ def totals(order: Order) -> Iterator[Difference]:
     """What is wrong with any figure of a plan whose schedule is legal."""
     lifetimes = Lifetimes(order)
     yield from _instructions(order, lifetimes)
+    yield from issued(order)
     yield from _predicted(order, lifetimes)
     yield from _objective(order.walk)
     yield from _baselines(order.walk)

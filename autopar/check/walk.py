@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from autopar.check.blocks import in_graph, misfit
 from autopar.check.differences import Difference, count, seconds
@@ -356,13 +357,18 @@ class Walk:
         """The operators, arguments and shapes are those that were captured."""
         if self.broken:
             return
+        found = self.captured.sha256
+        if found != self.plan.model.graph_sha256:
+            yield Difference("ops", f"their hash is {found[:12]}..., the plan was made for {self.plan.model.graph_sha256[:12]}...")
+
+    @cached_property
+    def captured(self) -> Graph:
+        """The operators as captured, without second runs."""
         inputs = tuple(GraphInput(spec.tensor, kind, name) for kind, name, spec in self.plan.entering)
         outputs = tuple(GraphOutput(spec.tensor, kind, name) for kind, name, spec in self.plan.leaving)
         order = {row.name: number for number, row in enumerate(self.plan.ops)}
         ops = tuple(sorted((op for op in self.ops if self.rows[op.name].phase != "recompute"), key=lambda op: order[op.name]))
-        found = Graph(self.plan.model.mode, self.tensors, inputs, ops, outputs).sha256
-        if found != self.plan.model.graph_sha256:
-            yield Difference("ops", f"their hash is {found[:12]}..., the plan was made for {self.plan.model.graph_sha256[:12]}...")
+        return Graph(self.plan.model.mode, self.tensors, inputs, ops, outputs)
 
 
 def _as_op(row: OpPlan) -> Op:

@@ -14,6 +14,8 @@ expansion          a ShardingRule on a mesh -> strategies (inner_exchange: the w
 local              what changes in arguments on a rank
 work               floating point operations
 facts              what else follows from a row: aliasing, memory, draws, numbers that are looked up
+launches           kernels that the host issues
+products           contractions that are products of two matrices, and additions that these do as well
 """
 
 from __future__ import annotations
@@ -39,32 +41,41 @@ from autopar.rules.facts import (
     takes_one_dtype,
     why_once,
 )
+from autopar.rules.launches import issued_kernels, reads_back
 from autopar.rules.local import find_strategy, localize
 from autopar.rules.lookup import find_rule, table
 from autopar.rules.notation import parse
 from autopar.rules.own import rule
+from autopar.rules.products import CONTRACTION, Product, find_fusable_additions, find_product, is_plain_addition
 from autopar.rules.rule import ShardingRule
 from autopar.rules.work import flops
 
 __all__ = [
+    "CONTRACTION",
     "STORING",
+    "Product",
     "ShardingRule",
     "bind",
     "bytes_moved",
     "count_entries",
     "effect_of_number",
     "family",
+    "find_fusable_additions",
+    "find_product",
     "find_rule",
     "find_strategy",
     "flops",
     "ignored_number",
     "is_alias",
+    "is_plain_addition",
+    "issued_kernels",
     "kernel_launches",
     "localize",
     "looked_up",
     "may_write_over",
     "out_variant",
     "parse",
+    "reads_back",
     "reads_values",
     "rule",
     "seed_of",

@@ -97,6 +97,7 @@ class Row:
         over: whose memory the result may take.
         reads: ``all``; ``results``, only as many bytes as it writes; or ``shape``, nothing but the shape of its inputs.
         kernels: of an operator that runs step by step along its argument ``gates``, the kernels of a step by its argument ``cell``.
+        issues: kernels that the host issues for it, or a name of ``autopar.rules.launches``; views have none.
         number: what a plain number among its arguments does to the tensor: ``multiplies``, ``divides`` or ``adds``.
         looks_up: that an input holds numbers of entries.
     """
@@ -116,6 +117,7 @@ class Row:
     over: WritesOver | None = None
     reads: str = "all"
     kernels: tuple[tuple[str, int], ...] = ()
+    issues: int | str = 1
     number: str = ""
     looks_up: LooksUp | None = None
 

@@ -41,7 +41,7 @@ _LINEAR = """
     elu_backward softplus_backward softshrink_backward logit_backward mish_backward log_sigmoid_backward native_dropout_backward
     rrelu_with_noise_backward"""
 
-_UNSET: Any = {"once": "what it makes does not follow from the graph: it gives memory as it is", "reads": "shape"}
+_UNSET: Any = {"once": "what it makes does not follow from the graph: it gives memory as it is", "reads": "shape", "issues": 0}
 _CHANGING: Any = {"once": "it changes what it reads", "stores": True, "work": "none"}
 _SEED: Any = {"local": (("seed", "seed output 0"),)}
 _OVER_EITHER: Any = {"over": WritesOver("Tensor", (0, 1), "out")}
@@ -71,7 +71,9 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", "rsub", "... * -> ...", number="adds"),
     *_rows("pointwise", "addcdiv lerp complex", "... * -> ... | linear {0 1}"),
     *_rows("pointwise", "addcmul", "... * -> ... | linear {0 1} {0 2}"),
-    *_rows("pointwise", "where.self where.ScalarOther where.ScalarSelf where.Scalar", "... * -> ... | linear {1 2}"),
+    *_rows("pointwise", "where.self", "... * -> ... | linear {1 2}"),
+    *_rows("pointwise", "where.ScalarOther where.ScalarSelf", "... * -> ... | linear {1 2}", issues=2),
+    *_rows("pointwise", "where.Scalar", "... * -> ... | linear {1 2}", issues=3),
     *_rows("pointwise", "masked_fill.Tensor", "... * -> ... | linear {0 2}"),
     *_rows("pointwise", "masked_fill.Scalar", computed.masked_fill, "x, mask, value="),
     *_rows("pointwise", "div.Tensor_mode div.Scalar_mode", computed.divide),
@@ -88,7 +90,7 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", "isin.Tensor_Scalar", "... -> ..."),
     *_rows("pointwise", "searchsorted.Tensor", computed_indexing.searched, "sorted, x"),
     *_rows("factory", "empty_like", "... -> ...", **_UNSET),
-    Row("random", "autopar.dropout(x, p=, seed=)", "... -> ..., ...", **_SEED),
+    Row("random", "autopar.dropout(x, p=, seed=)", "... -> ..., ...", **_SEED, issues=4),
     Row("random", "autopar.uniform(x, seed=)", "... -> ...", **_SEED),
     Row("random", "autopar.normal(x, seed=)", "... -> ...", **_SEED),
 )  # fmt: skip
@@ -108,11 +110,11 @@ QUANTISATION: tuple[Row, ...] = (
 CONTRACTION: tuple[Row, ...] = (
     Row("contraction", "autopar.contract(a, b, equation=)", computed.contract, work="contraction"),
     Row("contraction", "autopar.expert_contract(a, b, ids, equation=, experts=, first_expert=)", computed.contract,
-        local=(("experts", "extent e"), ("first_expert", "start e")), work="experts"),
+        local=(("experts", "extent e"), ("first_expert", "start e")), work="experts", issues="expert contract"),
     Row("contraction", "autopar.grouped_mm(x, w, ends, first_row=, first_expert=)", "s k, e k n, _ -> s n | linear {0} {1}",
-        local=(("first_row", "start s"), ("first_expert", "start e")), work="grouped"),
+        local=(("first_row", "start s"), ("first_expert", "start e")), work="grouped", issues="grouped mm"),
     Row("contraction", "autopar.grouped_outer(x, grad, ends, experts=, first_row=, first_expert=)", "s k, s n, _ -> e k n | linear {0} {1}",
-        local=(("experts", "extent e"), ("first_row", "start s"), ("first_expert", "start e")), work="grouped"),
+        local=(("experts", "extent e"), ("first_row", "start s"), ("first_expert", "start e")), work="grouped", issues="grouped outer"),
     *_rows("contraction", "mm", "m k, k n -> m n | linear {0} {1}", work="contraction"),
     *_rows("contraction", "bmm", "b m k, b k n -> b m n | linear {0} {1}", work="contraction"),
     *_rows("distance", "_cdist_forward", "... m _, ... n _ -> ... m n"),
@@ -168,18 +170,18 @@ CONVOLUTION: tuple[Row, ...] = (
 # b batch, h key heads, g query heads of a key head, s queries, t keys
 ATTENTION: tuple[Row, ...] = (
     Row("attention", "autopar.attention(q, k, v, mask?, causal=, scale=, dropout=, offset=)", computed.attention,
-        local=(("offset", "start s"),), work="attention"),
+        local=(("offset", "start s"),), work="attention", issues="attention"),
     Row("attention", "autopar.attention_backward(grad, q, k, v, out, lse, mask?, causal=, scale=, dropout=, offset=)",
-        computed.attention_backward, local=(("offset", "start s"),), work="attention_backward"),
+        computed.attention_backward, local=(("offset", "start s"),), work="attention_backward", issues="attention backward"),
 )  # fmt: skip
 
 # t steps, b batch, m gates, k units, n states of a unit
 RECURRENCE: tuple[Row, ...] = (
     Row("recurrence", "autopar.recurrence(gates, state, weight, bias?, cell=)", "t! b m!, n! b k!, m! k!, m! -> n! t! b k!",
-        work="recurrence", kernels=(("lstm", 10), ("gru", 9), ("tanh", 4), ("relu", 4))),
+        work="recurrence", kernels=(("lstm", 10), ("gru", 9), ("tanh", 4), ("relu", 4)), issues="recurrence"),
     Row("recurrence", "autopar.recurrence_backward(grad, gates, states, state, weight, bias?, cell=)",
         "n! t! b k!, t! b m!, n! t! b k!, n! b k!, m! k!, m! -> t! b m!, n! b k!, m! k!, m! | linear {0}", work="recurrence_backward",
-        kernels=(("lstm", 28), ("gru", 20), ("tanh", 7), ("relu", 6))),
+        kernels=(("lstm", 28), ("gru", 20), ("tanh", 7), ("relu", 6)), issues="recurrence backward"),
 )  # fmt: skip
 
 REDUCTION: tuple[Row, ...] = (
@@ -196,7 +198,7 @@ REDUCTION: tuple[Row, ...] = (
     *_rows("reduction", "mode", "... d! -> ..., ...", "x, dim=-1, keepdim=False", **_REDUCING),
     *_rows("reduction", "argmax argmin", "... d! -> ...", _REDUCED, **_REDUCING),
     Row("reduction", "autopar.extreme(x, dim=, keepdim=, largest=, offset=)", computed.extreme,
-        local=(("offset", "start d"),), **_REDUCING),
+        local=(("offset", "start d"),), **_REDUCING, issues=2),
     *_rows("reduction", "max.dim min.dim median.dim nanmedian.dim", "... d! -> ..., ...", _REDUCED, **_REDUCING),
     *_rows("reduction", "var.correction std.correction", f"... d -> ... ~d | {_VARIANCE}", _REDUCED, **_REDUCING, equal="inner"),
     *_rows("reduction", "var_mean.correction std_mean.correction", f"... d -> ... ~d, ... ~d | {_VARIANCE}", _REDUCED, **_REDUCING,
@@ -235,8 +237,9 @@ SLICE: tuple[Row, ...] = (
            **_AT_DIM, **_INPUT_SIZES),
     *_rows("slice", "select", "... _ -> ... | linear {0}", "x, dim=, index=", alias=True, **_AT_DIM),
     *_rows("slice", "select_backward", "... -> ... _ | linear {0}", "grad, input_sizes=, dim=, index=", **_AT_DIM, **_INPUT_SIZES),
-    *_rows("slice", "slice_scatter", "... _, ... _ -> ... _ | linear {0 1}", "x, src, dim=0, start=None, end=None, step=1", **_AT_DIM),
-    *_rows("slice", "select_scatter", "... _, ... -> ... _ | linear {0 1}", "x, src, dim=, index=", **_AT_DIM),
+    *_rows("slice", "slice_scatter", "... _, ... _ -> ... _ | linear {0 1}", "x, src, dim=0, start=None, end=None, step=1", **_AT_DIM,
+           issues=2),
+    *_rows("slice", "select_scatter", "... _, ... -> ... _ | linear {0 1}", "x, src, dim=, index=", **_AT_DIM, issues=2),
     *_rows("slice", "split split_with_sizes unsafe_split unsafe_split_with_sizes chunk", "... _ -> ... _ * | linear {0}",
            "x, size=, dim=0", alias=True, **_AT_DIM),
     *_rows("slice", "unbind", "... _ -> ... * | linear {0}", "x, dim=0", alias=True, **_AT_DIM),
@@ -251,10 +254,11 @@ SLICE: tuple[Row, ...] = (
     *_rows("slice", "glu_backward", "... _, ... _ -> ... _ | linear {0}", "grad, x, dim=", **_AT_DIM),
     *_rows("slice", "tril triu", "... r c -> ... r c | linear {0}", "x, diagonal=0", local=(("diagonal", "shift r -c"),)),
     Row("slice", "autopar.diagonal(x, length=, row=, column=, dim1=, dim2=)", computed_layout.diagonal,
-        local=(("length", "extent k l"), *_ALONG), work="none", reads="results"),
+        local=(("length", "extent k l"), *_ALONG), work="none", reads="results", issues="diagonal"),
     Row("slice", "autopar.along_diagonal(values, rows=, columns=, row=, column=, dim1=, dim2=)", computed_layout.along_diagonal,
-        local=(("rows", "extent k r"), ("columns", "extent c"), *_ALONG), work="none"),
-    Row("slice", "autopar.on_diagonal(x, values, row=, column=, dim1=, dim2=)", computed_layout.on_diagonal, local=_ALONG, work="none"),
+        local=(("rows", "extent k r"), ("columns", "extent c"), *_ALONG), work="none", issues=2),
+    Row("slice", "autopar.on_diagonal(x, values, row=, column=, dim1=, dim2=)", computed_layout.on_diagonal, local=_ALONG, work="none",
+        issues=2),
 )  # fmt: skip
 
 NORMALISATION: tuple[Row, ...] = (
@@ -265,18 +269,21 @@ NORMALISATION: tuple[Row, ...] = (
     *_rows("normalisation", "_fused_rms_norm", "... d!, d! -> ... d!, ... 1", "x, normalized_shape=, weight?, eps=None", **_LAST),
     *_rows("normalisation", "_fused_rms_norm_backward", "... d!, ... d!, ... 1, d! -> ... d!, d! | linear {0}",
            "grad, x, normalized_shape=, rstd, weight?, output_mask=", mask="output_mask", **_LAST),
-    Row("normalisation", "autopar.rms_norm(x, normalized_shape=, weight?, eps=)", "... d!, d! -> ... d!, ... 1", **_LAST),
+    Row("normalisation", "autopar.rms_norm(x, normalized_shape=, weight?, eps=)",
+        "... d!, d! -> ... d!, ... 1", **_LAST, issues="rms norm"),
     Row("normalisation", "autopar.rms_norm_backward(grad, x, normalized_shape=, rstd, weight?)",
-        "... d!, ... d!, ... 1, d! -> ... d!, d! | linear {0}", **_LAST),
+        "... d!, ... d!, ... 1, d! -> ... d!, d! | linear {0}", **_LAST, issues="rms norm backward"),
     *_rows("normalisation", "native_group_norm", "n (g c!) _..., (g c!), (g c!) -> n (g c!) _..., n g, n g",
            "x, weight?, bias?, N=, C=, HxW=, group=, eps=", local=_GROUP_NORM),
     *_rows("normalisation", "native_group_norm_backward",
            "n (g c!) _..., n (g c!) _..., n g, n g, (g c!) -> n (g c!) _..., (g c!), (g c!) | linear {0}",
            "grad, x, mean, rstd, weight?, N=, C=, HxW=, group=, output_mask=", mask="output_mask", local=_GROUP_NORM),
     Row("normalisation", "autopar.batch_norm(x, weight?, bias?, running_mean?, running_var?, momentum=, eps=)",
-        "n c _..., c, c, c, c -> n c _..., c ~n, c ~n, c ~n, c ~n | inner n: sum(c) sum(c)", equal="inner"),
+        "n c _..., c, c, c, c -> n c _..., c ~n, c ~n, c ~n, c ~n | inner n: sum(c) sum(c)", equal="inner",
+        issues="batch norm"),
     Row("normalisation", "autopar.batch_norm_backward(grad, x, weight?, mean, invstd)",
-        "n c _..., n c _..., c, c, c -> n c _..., c ~n, c ~n | linear {0} | inner n: sum(2 c)", equal="inner"),
+        "n c _..., n c _..., c, c, c -> n c _..., c ~n, c ~n | linear {0} | inner n: sum(2 c)", equal="inner",
+        issues="batch norm backward"),
     *_rows("normalisation", "_native_batch_norm_legit.no_stats", "n! c _..., c, c -> n! c _..., c, c", "x, weight?, bias?"),
     *_rows("normalisation", "_native_batch_norm_legit_no_training", "n c _..., c, c, c, c -> n c _..., _ ~n ~c, _ ~n ~c",
            "x, weight?, bias?, running_mean, running_var"),
@@ -331,9 +338,9 @@ POOLING: tuple[Row, ...] = (
 
 GATHER: tuple[Row, ...] = (
     Row("gather", "autopar.embedding(weight, indices, offset=)", "v k, ... -> ... k | linear {0}", local=(("offset", "start v"),),
-        looks_up=LooksUp(entries="rows")),
+        looks_up=LooksUp(entries="rows"), issues="embedding"),
     Row("gather", "autopar.embedding_backward(grad, indices, rows=, offset=, padding_idx=)", "... k, ... -> v k | linear {0}",
-        local=(("rows", "extent v"), ("offset", "start v")), looks_up=LooksUp(size="rows")),
+        local=(("rows", "extent v"), ("offset", "start v")), looks_up=LooksUp(size="rows"), issues="embedding backward"),
     *_rows("gather", "embedding", "_ k, ... -> ... k | linear {0}", looks_up=LooksUp()),
     *_rows("gather", "embedding_dense_backward", computed_indexing.embedding_backward,
            "grad, indices, num_weights=, padding_idx=, scale_grad_by_freq="),
@@ -352,15 +359,15 @@ GATHER: tuple[Row, ...] = (
     *_rows("gather", "index _unsafe_index", computed_indexing.index, "x, indices*", looks_up=LooksUp(dim="indices")),
     *_rows("gather", "index_put _unsafe_index_put", computed_indexing.index_put, "x, indices*, values, accumulate=False"),
     *_rows("gather", "index_put_", computed_indexing.index_put, "x, indices*, values, accumulate=False", **_CHANGING),
-    *_rows("gather", "one_hot", "... -> ... _", "x, num_classes=", looks_up=LooksUp(numbers=0, size="num_classes")),
+    *_rows("gather", "one_hot", "... -> ... _", "x, num_classes=", looks_up=LooksUp(numbers=0, size="num_classes"), issues=2),
     Row("cross-entropy", "autopar.nll_loss(logp, target, ignore_index=, offset=)", "... c, ... -> ... | linear {0}",
-        local=(("offset", "start c"),), looks_up=LooksUp(dim=-1, entries="classes", ignored="ignore_index")),
+        local=(("offset", "start c"),), looks_up=LooksUp(dim=-1, entries="classes", ignored="ignore_index"), issues="nll loss"),
     Row("cross-entropy", "autopar.nll_loss_backward(grad, target, classes=, ignore_index=, offset=)", "..., ... -> ... c | linear {0}",
-        local=(("classes", "extent c"), ("offset", "start c")), looks_up=LooksUp(size="classes")),
+        local=(("classes", "extent c"), ("offset", "start c")), looks_up=LooksUp(size="classes"), issues="nll loss backward"),
     Row("cross-entropy", "autopar.ctc_loss(logp, targets, input_lengths, target_lengths, blank=, zero_infinity=)", "_ n _, n _, n, n -> n",
         equal="all", looks_up=LooksUp(dim=-1)),
     Row("cross-entropy", "autopar.ctc_loss_backward(grad, logp, targets, input_lengths, target_lengths, blank=, zero_infinity=)",
-        "n, _ n _, n _, n, n -> _ n _ | linear {0}", equal="all"),
+        "n, _ n _, n _, n, n -> _ n _ | linear {0}", equal="all", issues=2),
     *_rows("cross-entropy", "nll_loss_forward", computed_indexing.negative_log_likelihood, "x, target, weight?, reduction=, ignore_index="),
 )  # fmt: skip
 

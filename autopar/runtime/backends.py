@@ -1,5 +1,5 @@
-"""Where collectives run: ``LockstepRanks`` (all ranks in one process), ``ProcessRanks`` (this process is one rank), ``TracedRanks``
-(one rank while its program is traced).
+"""Where collectives run: ``LockstepRanks`` (all ranks in one process), ``LoneRank`` (one of them, which receives nothing),
+``ProcessRanks`` (this process is one rank), ``TracedRanks`` (one rank while its program is traced).
 
 A backend moves flat buffers, one for each rank it hosts; what is packed into them and what is made of them is common to all (see
 ``collectives``), so what is tested in lockstep is what runs. ``n`` is the group's size, ``i`` a rank's index in it, in row-major order
@@ -167,6 +167,41 @@ _SEMANTICS: dict[str, Callable[[Sequence[Tensor], int, Exchange], Tensor]] = {
     "all_gather": lambda members, index, exchange: torch.cat(list(members)),
     "all_to_all": lambda members, index, exchange: torch.cat([_own_part(member, index, exchange) for member in members]),
 }
+
+
+# --- one rank alone ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoneRank:
+    """One rank of a mesh without the others: what it would receive is memory as it is, or zeros where it may be an index. For counts and
+    times of a rank's own work."""
+
+    mesh: Mesh
+    rank: int = 0
+    traced: bool = False
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return (self.rank,)
+
+    def start(self, exchange: Exchange, buffers: Sequence[Tensor], rooms: Rooms = None) -> Wait:
+        (buffer,) = buffers
+        kind = KINDS[exchange.kind]
+        size = buffer.numel() * (exchange.size if kind.joins else 1) // (exchange.size if kind.cuts else 1)
+        make = buffer.new_empty if buffer.is_floating_point() else buffer.new_zeros
+        found = rooms[0] if rooms is not None else buffer if kind.in_place else make(size)
+
+        def wait(held: Sequence[Tensor] = buffers) -> list[Tensor]:
+            return [found]
+
+        return wait
+
+    def streams(self, exchange: Exchange) -> bool:
+        return False
+
+    def beside(self, exchange: Exchange) -> AbstractContextManager[Any]:
+        return nullcontext()
 
 
 # --- this process as one rank ------------------------------------------------------------------------------------------

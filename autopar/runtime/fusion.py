@@ -16,14 +16,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from autopar.graph import Op, Ref
-from autopar.rules import out_variant
+from autopar.rules import CONTRACTION, Product, find_product, is_plain_addition, out_variant
 from autopar.runtime.code import Code
-from autopar.runtime.kernels import Product, Shapes, find_product, write_call
+from autopar.runtime.kernels import Shapes, write_call, write_matrices
 from autopar.runtime.operators import find_function, find_operator, registered
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.storages import needed
-
-CONTRACTION, ADDITION = "autopar.contract.default", "aten.add.Tensor"
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ def _find_pair(index: int, lives: _Lives) -> Pair | None:
         return None
     readers = lives.readers.get(item.writes[0], [])
     addition = lives.items[readers[0]] if len(readers) == 1 else item
-    if addition.op is None or addition.op.target != ADDITION or not _is_plain(addition.op) or addition.half != item.half:
+    if addition.op is None or not is_plain_addition(addition.op) or addition.half != item.half:
         return None
     addend = 1 - addition.reads.index(item.writes[0])
     beside, result = lives.local(addition.reads[addend]), lives.local(addition.writes[0])
@@ -147,11 +145,6 @@ def _find_pair(index: int, lives: _Lives) -> Pair | None:
         return None
     other = addition.reads[addend]
     return Pair(index, readers[0], addend, addition.over == other and lives.unused(other, index, readers[0]))
-
-
-def _is_plain(op: Op) -> bool:
-    """Two tensors and no scale."""
-    return op.args == (Ref(0), Ref(1)) and not op.kwargs
 
 
 def _fits(addend: Local, result: Local, product: Product) -> bool:
@@ -178,7 +171,7 @@ def write_pair(code: Code, pair: Pair, op: Op, shapes: Shapes, addend: Sequence[
     if len(addend) == 1 and product.turned == (False, True) and product.takes_rows(shapes):
         return f"{code.object(linear)}({reads[product.left]}, {reads[product.right]}, {other})"
     flat = product.flat_shape if tuple(addend) == product.shape else (product.flat_shape[1],)
-    left, right = product.write_matrices(shapes, reads)
+    left, right = write_matrices(product, shapes, reads)
     if pair.in_place:
         return f"{code.object(_add_product)}({other}, {flat}, {left}, {right})"
     flattened = other if tuple(addend) == flat else f"{other}.reshape({flat})"

@@ -6,9 +6,7 @@ contraction the shapes of the two matrices it multiplies, so that a step pays fo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from autopar.dialect.contraction import parse
 from autopar.graph import Op, Ref
+from autopar.rules import Product, find_product
 from autopar.runtime.code import Code, ErrorHandler
 from autopar.runtime.operators import named_results, registered
 
@@ -59,7 +57,7 @@ def write_operator(
         reads: the variables of its inputs.
     """
     product = find_product(op, shapes)
-    return write_call(code, function, args, kwargs, reads) if product is None else product.write(code, shapes, reads)
+    return write_call(code, function, args, kwargs, reads) if product is None else write_product(code, product, shapes, reads)
 
 
 def write_call(code: Code, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], reads: Sequence[str]) -> str:
@@ -103,83 +101,23 @@ def _gives_its_outputs(op: Op) -> bool:
 # --- contractions as products of two matrices --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Product:
-    """A contraction that is ``[m, k] @ [k, n]`` without moving anything in memory.
+def write_product(code: Code, product: Product, shapes: Shapes, reads: Sequence[str]) -> str:
+    """A contraction's expression, in as few calls as torch allows.
 
     Args:
-        left, right: which input is the left matrix, which the right.
-        left_shape, right_shape: the shapes in which they are read.
-        turned: whether each of them is then transposed.
-        shape: of the result.
+        shapes: of its inputs; what ``matmul`` and ``linear`` take as it is need not be reshaped nor transposed by itself.
     """
-
-    left: int
-    right: int
-    left_shape: tuple[int, int]
-    right_shape: tuple[int, int]
-    turned: tuple[bool, bool]
-    shape: tuple[int, ...]
-
-    @property
-    def flat_shape(self) -> tuple[int, int]:
-        """Of the result as a matrix."""
-        return self.left_shape[self.turned[0]], self.right_shape[not self.turned[1]]
-
-    def write(self, code: Code, shapes: Shapes, reads: Sequence[str]) -> str:
-        """The contraction's expression, in as few calls as torch allows.
-
-        Args:
-            shapes: of its inputs; what ``matmul`` and ``linear`` take as it is need not be reshaped nor transposed by itself.
-        """
-        left, right = reads[self.left], reads[self.right]
-        if self.turned[0] or not self.takes_rows(shapes):
-            made = f"{code.object(torch.mm)}({', '.join(self.write_matrices(shapes, reads))})"
-            return made if self.flat_shape == self.shape else f"{made}.view({self.shape})"
-        return f"{code.object(linear if self.turned[1] else torch.matmul)}({left}, {right})"
-
-    def takes_rows(self, shapes: Shapes) -> bool:
-        """Whether the right input is a matrix, and the left one has its rows in the dims of the result."""
-        rows = (*self.shape[:-1], self.left_shape[not self.turned[0]])
-        return tuple(shapes[self.right]) == self.right_shape and tuple(shapes[self.left]) == rows
-
-    def write_matrices(self, shapes: Shapes, reads: Sequence[str]) -> tuple[str, str]:
-        """The expressions of both matrices, views where memory allows."""
-        left, right = (
-            reads[index] if tuple(shapes[index]) == shape else f"{reads[index]}.reshape({shape})"
-            for index, shape in ((self.left, self.left_shape), (self.right, self.right_shape))
-        )
-        return f"{left}.t()" if self.turned[0] else left, f"{right}.t()" if self.turned[1] else right
+    left, right = reads[product.left], reads[product.right]
+    if product.turned[0] or not product.takes_rows(shapes):
+        made = f"{code.object(torch.mm)}({', '.join(write_matrices(product, shapes, reads))})"
+        return made if product.flat_shape == product.shape else f"{made}.view({product.shape})"
+    return f"{code.object(linear if product.turned[1] else torch.matmul)}({left}, {right})"
 
 
-def find_product(op: Op, shapes: Shapes) -> Product | None:
-    """The contraction as a product of matrices; None for other operators, for batched ones, and where factors lie mixed.
-
-    >>> op = Op("y", "autopar.contract.default", ("x", "w"), ("y",), (Ref(0), Ref(1), "b s k, n k -> b s n"))
-    >>> find_product(op, [(2, 3, 8), (4, 8)])
-    Product(left=0, right=1, left_shape=(6, 8), right_shape=(4, 8), turned=(False, True), shape=(2, 3, 4))
-    """
-    if op.target != "autopar.contract.default" or op.args[:2] != (Ref(0), Ref(1)) or op.kwargs:
-        return None
-    first, second, result = parse(op.args[2])
-    if any(len(set(term)) < len(term) for term in (first, second, result)):
-        return None
-    summed = set(first) & set(second)
-    if not summed or summed & set(result) or set(result) != set(first) ^ set(second):
-        return None
-    size = dict(zip((*first, *second), (*shapes[0], *shapes[1]), strict=True))
-    terms = [(0, first), (1, second)]
-    if result[:1] and result[0] in second:
-        terms.reverse()
-    (left, rows), (right, columns) = terms
-    ahead, behind = (tuple(factor for factor in term if factor not in summed) for term in (rows, columns))
-    order = tuple(factor for factor in rows if factor in summed)
-    if result != ahead + behind or order != tuple(factor for factor in columns if factor in summed):
-        return None
-    turned = (rows != ahead + order, columns != order + behind)
-    if (turned[0] and rows != order + ahead) or (turned[1] and columns != behind + order):
-        return None
-    m, k, n = (math.prod(size[factor] for factor in term) for term in (ahead, order, behind))
-    return Product(
-        left, right, (k, m) if turned[0] else (m, k), (n, k) if turned[1] else (k, n), turned, tuple(size[factor] for factor in result)
+def write_matrices(product: Product, shapes: Shapes, reads: Sequence[str]) -> tuple[str, str]:
+    """The expressions of both matrices, views where memory allows."""
+    left, right = (
+        reads[index] if tuple(shapes[index]) == shape else f"{reads[index]}.reshape({shape})"
+        for index, shape in ((product.left, product.left_shape), (product.right, product.right_shape))
     )
+    return f"{left}.t()" if product.turned[0] else left, f"{right}.t()" if product.turned[1] else right

@@ -75,7 +75,7 @@ def storages_of(schedule: Schedule, *, in_place: bool = False) -> Storages:
 def call_costs(arrays: ArraySchedule, order: Order) -> CallCosts:
     """The costs of the calls of an order."""
     slots, storages = len(order.head), len(arrays.storages.bytes)
-    costs = CallCosts._make([*np.zeros((2, slots)), *np.zeros((4, slots), dtype=np.int64), np.arange(storages)])
+    costs = CallCosts._make([*np.zeros((2, slots)), *np.zeros((6, slots), dtype=np.int64), np.arange(storages)])
     price_calls(arrays, order, costs)
     return costs
 
@@ -166,7 +166,7 @@ class _Arrays:
             ints(item.microbatch for item in items), ints(works),
             np.array([item.seconds * work for item, work in zip(items, works, strict=True)]),
             ints(bits[item.stream] for item in items), ints(part.late for _, part in self.parts),
-            ints(item.launches or 0 for item in items),
+            ints(item.launches or 0 for item in items), ints(item.reads_back or False for item in items),
             rows([self.slots[part.source]] if part.source in self.slots else [] for _, part in self.parts),
             len(links), hardware.overlap_slowdown, hardware.launch_overlaps, self.schedule.machine.issue_seconds,
         )  # fmt: skip
@@ -186,7 +186,7 @@ class _Arrays:
                 ALONE if key is None else classes.setdefault(key, len(classes)), latency, max(part.step.seconds - latency, 0.0),
                 *copying[call.dtype], part.sent_bytes, part.came_bytes, part.target_bytes, alone.packs, alone.unpacks,
                 gathers, reduces, self.place[self.root[part.target]],
-                self.place[self.root[part.source]], call.in_place,
+                self.place[self.root[part.source]], call.in_place, part.laid_kernels, part.put_kernels,
             ))  # fmt: skip
         columns = zip(*table, strict=True) if table else [()] * len(CallTable._fields)
         floats = {"latency", "beyond", "launch", "slope"}

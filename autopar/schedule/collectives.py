@@ -73,6 +73,21 @@ class Part(NamedTuple):
         """Unequal parts are filled up to equal ones when they are sent, and cut when they arrive."""
         return self.shapes.filled
 
+    @property
+    def laid_kernels(self) -> int:
+        """Kernels that lay it out in a buffer where it is filled up: zeros, and a copy for each block. One kernel lays out all others."""
+        return 1 + (self._ranks if KINDS[self.step.kind].cuts else 1) if self.filled else 0
+
+    @property
+    def put_kernels(self) -> int:
+        """Kernels that copy its target out of a buffer: of one that is filled up, one for each block."""
+        return self._ranks if self.filled and KINDS[self.step.kind].joins else 1
+
+    @property
+    def _ranks(self) -> int:
+        """Ranks of the group."""
+        return math.prod(axis.size for axis in self.step.axes)
+
     def on(self, sizes: Sequence[int], coordinates: Sequence[int]) -> Part:
         """The part as the rank at ``coordinates`` has it."""
         own = self.shapes.on(sizes, coordinates)
@@ -193,6 +208,17 @@ class Collective:
         """Bytes that the rank copies into its buffers and out of them."""
         sent, came = sum(part.sent_bytes for part in self.parts), sum(part.came_bytes for part in self.parts)
         return (sent if self.packs else 0) + (came if self.unpacks else 0)
+
+    @cached_property
+    def issued_in(self) -> int:
+        """What the host issues for its start: the call, and kernels that copy its sources into a buffer."""
+        joined = any(not part.filled for part in self.parts)
+        return 1 + (joined + sum(part.laid_kernels for part in self.parts) if self.packs else 0)
+
+    @cached_property
+    def issued_out(self) -> int:
+        """What the host issues for its wait: the call, and kernels that copy its targets out of a buffer."""
+        return 1 + (sum(part.put_kernels for part in self.parts) if self.unpacks else 0)
 
     def seconds(self, machine: Machine) -> float:
         """Its price. Parts of one call share one latency."""

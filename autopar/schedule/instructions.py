@@ -71,6 +71,7 @@ class Instruction(NamedTuple):
         stage: of a pipeline; one so far.
         microbatch: the first in which it runs; it does in all after it.
         launches: kernels and calls that the host issues for it; None where the host has no price.
+        reads_back: of a run, True where the host reads values of it: it waits for the device before it issues the run.
         late: of a wait, True where operators do not wait: its values are for the loss alone, and are waited for when that is read.
     """
 
@@ -88,6 +89,7 @@ class Instruction(NamedTuple):
     over: str | None = None
     late: bool | None = None
     launches: int | None = None
+    reads_back: bool | None = None
 
     @property
     def half(self) -> Phase:

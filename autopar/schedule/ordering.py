@@ -16,7 +16,7 @@ from typing import NamedTuple
 from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.reshard import Shapes, Step, find_reshard
-from autopar.rules import is_alias
+from autopar.rules import find_fusable_additions, is_alias, reads_back
 from autopar.schedule.assignment import AGAIN, FORWARD, OUTPUT, PHASES, Assignment, Layout, Moment
 from autopar.schedule.collectives import Collective, Part
 from autopar.schedule.deferred_loss import deferred_values
@@ -40,13 +40,19 @@ def order(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits
 
 
 class _Priced(NamedTuple):
-    """An operator's seconds and streams, whether it only views its source, bytes of its results on a rank, and kernels to issue."""
+    """An operator's seconds and streams, whether it only views its source, and bytes of its results on a rank.
+
+    Args:
+        launches: kernels that the host issues; None where the host has no price.
+        reads_back: whether the host reads values of it.
+    """
 
     seconds: float
     stream: str
     alias: bool
     sizes: tuple[int, ...]
     launches: int | None
+    reads_back: bool
 
 
 class Prices:
@@ -58,6 +64,7 @@ class Prices:
         """By kind of operator and identity of its strategy, which is held so that no other takes it."""
         self._routes: dict[object, tuple[Leg, ...]] = {}
         """By shape, dtype and the two specs."""
+        self.fusable = find_fusable_additions(graph) if machine.issue_seconds else {}
         self._taken: dict[int, Taken] = {}
         """By identity of the leg in ``_routes``."""
 
@@ -71,9 +78,9 @@ class Prices:
                 for tensor, spec in zip(op.outputs, strategy.outputs, strict=True)
             )
             seconds = pricing.run_seconds(op, self.graph.tensors, strategy, self.machine)
-            alias, stream = is_alias(op), "+".join((COMPUTE, *sorted(links)))
-            launches = None if alias else pricing.launches(op, self.graph.tensors, strategy, self.machine)
-            self._runs[key] = strategy, _Priced(seconds, stream, alias, sizes, launches)
+            launches = pricing.launches(op, self.graph.tensors, strategy, self.machine)
+            waits = launches is not None and reads_back(op, self.graph.tensors)
+            self._runs[key] = strategy, _Priced(seconds, "+".join((COMPUTE, *sorted(links))), is_alias(op), sizes, launches, waits)
         return self._runs[key][1]
 
     def route(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec) -> tuple[Leg, ...]:
@@ -133,6 +140,7 @@ class _Writer:
                 self._make_before(leaving[op.name])
         outputs = tuple((output, self.reads.get((f"{OUTPUT}{index}", 0), output.tensor)) for index, output in enumerate(graph.outputs))
         self._reduce_in_place({value for _, value in outputs})
+        self._join_additions()
         return Schedule(
             graph, self.machine, tuple(sorted(self.instructions, key=lambda item: PHASES.index(item.half))), self.operations,
             self.collectives, self.cuts, self.values, self.layouts, outputs, limits,
@@ -149,9 +157,11 @@ class _Writer:
 
     def _add(
         self, kind: Kind, phase: Moment, reads: tuple[str, ...], writes: tuple[str, ...], stream: str, seconds: float, size: int, of: str,
-        launches: int | None = None,
+        launches: int | None = None, reads_back: bool | None = None,
     ) -> None:  # fmt: skip
-        made = Instruction(next(self.number), kind, phase, reads, writes, stream, seconds, size, of, launches=launches)
+        made = Instruction(
+            next(self.number), kind, phase, reads, writes, stream, seconds, size, of, launches=launches, reads_back=reads_back
+        )  # fmt: skip
         self.instructions.append(made)
 
     def _run_again(self, reads: Iterable[str]) -> None:
@@ -190,7 +200,7 @@ class _Writer:
             self.values[value] = Value(tensor, spec, size)
         self.operations[name] = Operation(op, strategy)
         taken = 0 if priced.alias and reads else sum(priced.sizes)
-        self._add("run", phase, reads, writes, priced.stream, priced.seconds, taken, name, priced.launches)
+        self._add("run", phase, reads, writes, priced.stream, priced.seconds, taken, name, priced.launches, priced.reads_back or None)
 
     def _make(self, value: str, reader: str) -> None:
         """Adds the reshard that makes ``value``, and first the reshards of its source."""
@@ -247,6 +257,20 @@ class _Writer:
                 pair = item.id, self.instructions[index + 1].id
                 self.instructions[index : index + 2] = start_and_wait(call, taken_by(call, self.machine), iter(pair))
 
+    def _join_additions(self) -> None:
+        """Additions that a contraction does are not issued: nothing is resharded in between, and nobody else reads the product."""
+        fusable = self.prices.fusable
+        if not fusable:
+            return
+        readers = Counter(value for item in self.instructions for value in item.reads)
+        for index, item in enumerate(self.instructions):
+            place = fusable.get(self.operations[item.of].op.name) if item.kind == "run" else None
+            if place is None or readers[item.reads[place]] > 1:
+                continue
+            suffix = AGAIN if item.phase == "recompute" else ""
+            if item.reads[place] == self.operations[item.of].op.inputs[place] + suffix:
+                self.instructions[index] = item._replace(launches=0)
+
     def _alone(self, maker: Instruction | None, reader: Instruction) -> bool:
         """Whether the source of ``reader`` is memory of its own, of the same segment: a backward pass may run twice on results of
         forward."""
@@ -289,14 +313,19 @@ def steps_of(layout: Layout, spec: ShardingSpec, graph: Graph, machine: Machine)
 
 
 class Taken(NamedTuple):
-    """The links and seconds of a collective, its memory in flight, seconds of copies and memory at its wait, and what the host issues."""
+    """The links and seconds of a collective, its memory in flight, and seconds of copies and memory at its wait.
+
+    Args:
+        issued_in, issued_out: what the host issues for its start and for its wait; None where the host has no price.
+    """
 
     links: str
     seconds: float
     bytes: int
     copies: float
     unpacked: int
-    launches: int | None
+    issued_in: int | None
+    issued_out: int | None
 
 
 def taken_by(call: Collective, machine: Machine) -> Taken:
@@ -304,7 +333,7 @@ def taken_by(call: Collective, machine: Machine) -> Taken:
     return Taken(
         "+".join(machine.links(call.axes)), call.seconds(machine), call.taken_bytes,
         machine.copy_seconds(call.copied_bytes, call.dtype), call.target_bytes if call.unpacks else 0,
-        1 if machine.issue_seconds else None,
+        *((call.issued_in, call.issued_out) if machine.issue_seconds else (None, None)),
     )  # fmt: skip
 
 
@@ -314,12 +343,12 @@ def start_and_wait(call: Collective, taken: Taken, number: Iterator[int]) -> tup
     over = sources[0] if call.in_place else None
     start = Instruction(
         next(number), "start", call.phase, sources, targets, taken.links, taken.seconds, taken.bytes, call.id, over=over,
-        launches=taken.launches,
+        launches=taken.issued_in,
     )  # fmt: skip
     stream = COMPUTE if taken.copies else ""
     wait = Instruction(
         next(number), "wait", call.phase, (), targets, stream, taken.copies, taken.unpacked, call.id, late=call.late or None,
-        launches=taken.launches,
+        launches=taken.issued_out,
     )  # fmt: skip
     return start, wait
 

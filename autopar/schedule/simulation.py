@@ -6,7 +6,7 @@
 - Operators after a wait begin when the collective has ended and its copies are made; copies are operators' work. Operators do not wait
   for a late one: only the loss is made of it, and that is read after the step.
 - Where the host has a price (``Machine.execution``), it issues kernels and calls in the order of the list, each in the same time. Nothing
-  begins before it is issued.
+  begins before it is issued, a collective not before its copies are. Before an operator of which it reads values, it waits for the device.
 - While any link is busy, operators run at ``1 - overlap_slowdown`` of their speed.
 
 The clock itself is ``kernels.clock.run_clock``, which the local search asks too.
@@ -22,7 +22,7 @@ import numpy as np
 from autopar.schedule.array_schedule import ints, rows
 from autopar.schedule.instructions import COMPUTE, Instruction
 from autopar.schedule.schedule import Schedule
-from autopar.schedule.tables import ClockTable, Order, Timeline, run_clock, timeline_for
+from autopar.schedule.tables import CallCosts, ClockTable, Order, Timeline, run_clock, timeline_for
 
 
 class Slot(NamedTuple):
@@ -62,7 +62,7 @@ def _run(items: list[Instruction], slowdown: float, overlaps: bool, issue: float
     """The end of a list, and its timeline: each call is a slot of its own."""
     count = sum(item.kind == "start" for item in items)
     starts, copies, late, held = np.zeros(count), np.zeros(count), np.zeros(count, dtype=np.int64), [0] * (2 * count)
-    order, seconds, flying, launches = list[int](), list[float](), list[list[int]](), [0] * (2 * count)
+    order, seconds, flying, launches, waiting = list[int](), list[float](), list[list[int]](), [0] * (2 * count), [0] * (2 * count)
     begun, maker, bits, number = dict[str, int](), dict[str, int](), dict[str, int](), dict[str, int]()
     for item in items:
         links = bits.get(item.stream)
@@ -83,15 +83,18 @@ def _run(items: list[Instruction], slowdown: float, overlaps: bool, issue: float
             seconds.append(item.seconds)
             held.append(links)
             launches.append(item.launches or 0)
+            waiting.append(bool(item.reads_back))
     size, none = len(held), np.zeros(2 * count)
     clock = ClockTable(
         np.zeros(size, dtype=np.int64), np.ones(size, dtype=np.int64), np.concatenate([none, seconds]), ints(held), late, ints(launches),
-        rows(flying), len(number), slowdown, overlaps, issue,
+        ints(waiting), rows(flying), len(number), slowdown, overlaps, issue,
     )  # fmt: skip
     slots = np.arange(count)
     timeline = timeline_for(len(order), count, len(number))
     listed = Order(ints(order), ints([len(order)]), slots, slots * 0 - 1)
-    return run_clock(clock, listed, starts, copies, 0, 0, len(order) + 1, timeline, timeline), timeline
+    calls, storages = np.zeros((4, count), dtype=np.int64), np.zeros(0, dtype=np.int64)
+    costs = CallCosts._make([starts, copies, *calls, ints(launches[: 2 * count : 2]), ints(launches[1 : 2 * count : 2]), storages])
+    return run_clock(clock, listed, costs, 0, 0, len(order) + 1, timeline, timeline), timeline
 
 
 def simulated(schedule: Schedule) -> tuple[Slot, ...]:

@@ -26,7 +26,8 @@ class ClockTable(NamedTuple):
         seconds: of runs and sums.
         links: that each holds, as bits.
         late: 1 for slots whose wait does not hold up operators.
-        launches: kernels and calls that the host issues for each.
+        launches: kernels that the host issues for each run and sum.
+        reads_back: 1 for runs before which the host waits for the device.
         flying: of each slot the slots whose targets its start may read in flight.
         link_count: how many links there are.
         slowdown, overlaps: the hardware's ``overlap_slowdown`` and ``launch_overlaps``.
@@ -39,6 +40,7 @@ class ClockTable(NamedTuple):
     links: Ints
     late: Ints
     launches: Ints
+    reads_back: Ints
     flying: Rows
     link_count: int
     slowdown: float
@@ -55,6 +57,7 @@ class Timeline(NamedTuple):
         since: when operators come to it.
         busy, until: when links are idle, and when everything before it has ended.
         issued: what the host has issued.
+        waited: seconds that the host has waited for the device.
         free_at: when each link is free: the links at the first place, then at the second.
         free: scratch, by link.
         arrives: by slot, when its call has ended.
@@ -68,6 +71,7 @@ class Timeline(NamedTuple):
     busy: Floats
     until: Floats
     issued: Ints
+    waited: Floats
     free_at: Floats
     free: Floats
     arrives: Floats
@@ -86,6 +90,8 @@ class CallTable(NamedTuple):
         gathers, reduces: 1 for an all-gather, and for an all-reduce.
         storage, source: of its target where that does not lie in a buffer with others, and of its source.
         in_place: 1 where a call of it alone reduces its source where it lies.
+        laid: kernels that lay it out in a buffer, 0 where one kernel lays out all such slots.
+        put: kernels that copy its target out of a buffer.
     """
 
     classes: Ints
@@ -103,6 +109,8 @@ class CallTable(NamedTuple):
     storage: Ints
     source: Ints
     in_place: Ints
+    laid: Ints
+    put: Ints
 
 
 class InstructionTable(NamedTuple):
@@ -177,6 +185,7 @@ class CallCosts(NamedTuple):
         staging: bytes of its buffers beside targets.
         target: bytes of its targets.
         packs, unpacks: 1 where sources are copied into a buffer, targets out of one.
+        issued_in, issued_out: what the host issues for its start and for its wait.
         home: of each storage the one that it is a part of.
     """
 
@@ -186,6 +195,8 @@ class CallCosts(NamedTuple):
     target: Ints
     packs: Ints
     unpacks: Ints
+    issued_in: Ints
+    issued_out: Ints
     home: Ints
 
 
@@ -249,5 +260,5 @@ def descend(
 def timeline_for(length: int, slots: int, links: int) -> Timeline:
     """Room for the clock of a list."""
     by_place, states = np.zeros((3, length)), np.zeros((3, length + 1))
-    issued, reached = np.zeros(length + 1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    return Timeline._make([*by_place, *states, issued, np.zeros((length + 1) * links), np.zeros(links), np.zeros(slots), reached])
+    issued, reached, waited = np.zeros(length + 1, dtype=np.int64), np.zeros(1, dtype=np.int64), np.zeros(length + 1)
+    return Timeline._make([*by_place, *states, issued, waited, np.zeros((length + 1) * links), np.zeros(links), np.zeros(slots), reached])

@@ -10,8 +10,8 @@ instruction::
     backward, microbatch 3
       3 free: w@fwd | 4096 B
 
-After the bar stand stream, seconds, bytes and launches where there are any. ``over VALUE`` names memory that is taken over. Then ``late``
-may stand.
+After the bar stand stream, seconds, bytes and launches where there are any. ``reading`` stands where the host reads
+values back. ``over VALUE`` names memory that is taken over. Then ``late`` may stand.
 The collective before a start's name is for readers only. Names that are not plain words are quoted as in JSON.
 """
 
@@ -30,7 +30,7 @@ TOKEN = re.compile(r'"(?:[^"\\]|\\.)*":?|\S+')
 """A quoted or plain word."""
 PLAIN = re.compile(r'[^\s"|]*[^\s"|:]')
 """A name that needs no quotes."""
-RESERVED = frozenset({"->", "over", "late"})
+RESERVED = frozenset({"->", "over", "late", "reading"})
 """Words of the form itself: names that read so are quoted."""
 CALL = re.compile(r"\w+\(\S*\)")
 """A collective's kind and axes."""
@@ -62,6 +62,7 @@ def _line(item: Instruction, call: str) -> str:
     facts = [
         *([_quoted_stream(item.stream)] if item.stream else []), *([f"{item.seconds!r} s"] if item.seconds else []),
         *([f"{item.bytes} B"] if item.bytes else []), *([f"{item.launches} launches"] if item.launches is not None else []),
+        *(["reading"] if item.reads_back else []),
         *(["over", _quoted(item.over)] if item.over is not None else []),
         *(["late"] if item.late else []),
     ]  # fmt: skip
@@ -134,6 +135,8 @@ def _facts(tokens: list[str]) -> Iterator[tuple[str, Any]]:
         token, after = tokens[place], tokens[place + 1] if place + 1 < len(tokens) else ""
         if token == "late":
             yield "late", True
+        elif token == "reading":
+            yield "reads_back", True
         elif token == "over":
             yield "over", _unquoted(after)
         elif after == "s" and token[0] in NUMERIC:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from autopar.graph import Op, Ref
 from autopar.importer import capture
-from autopar.rules import find_rule, strategies
+from autopar.rules import find_product, find_rule, strategies
 from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.execution import bind
 from autopar.runtime.fusion import Line, Local, Pair, find_fusion
-from autopar.runtime.kernels import bind_kernel, find_product
+from autopar.runtime.kernels import bind_kernel
 from autopar.runtime.operators import find_operator
 from autopar.runtime.simulation import simulate
 from autopar.schedule import Assignment, Schedule, make_schedule, memory

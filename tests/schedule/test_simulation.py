@@ -72,6 +72,23 @@ def test_the_host_issues_calls_too() -> None:
     assert spans(listing, issue=3.0) == {("start", "w"): (3.0, 7.0), ("run", "a"): (6.0, 7.0), ("wait", "w"): (7.0, 9.0)}
 
 
+def test_the_host_waits_for_the_device_before_it_issues_what_it_reads_values_of() -> None:
+    """``b`` is issued when ``a`` has ended. What stands behind it is issued that much later too."""
+    listing = Listing().run("a", 5.0, launches=1).run("b", 1.0, launches=2).run("c", 1.0, launches=1)
+    listing.items[1] = listing.items[1]._replace(reads_back=True)
+    found = spans(listing, issue=2.0)
+    assert found["run", "a"] == (2.0, 7.0)
+    assert found["run", "b"] == (9.0, 11.5), "its two kernels are issued at 9 s and 11 s"
+    assert found["run", "c"] == (13.0, 14.0)
+    assert spans(listing)["run", "b"] == (5.0, 6.0), "a host without a price waits for nothing"
+
+
+def test_a_call_begins_after_its_copies_are_issued() -> None:
+    listing = Listing().start("w", 4.0).wait("w", copies=1.0)
+    listing.items = [item._replace(launches=3 - item.id) for item in listing.items]
+    assert spans(listing, issue=2.0) == {("start", "w"): (6.0, 10.0), ("wait", "w"): (0.0, 11.0)}
+
+
 def test_operators_do_not_wait_for_what_is_late() -> None:
     """The step ends no earlier than what is under way, and operators are as slow beside it as beside any other."""
     listing = Listing().run("a", 1.0).start("loss", 4.0, ["a"]).wait("loss", late=True).run("b", 2.0)

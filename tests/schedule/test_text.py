@@ -17,20 +17,23 @@ forward
   0 start all_gather(dp) w@fwd: w -> w@fwd | node 2.0 s 4096 B
   1 run first: x -> y | compute 3.0 s 128 B
   2 wait w@fwd: -> w@fwd
-  3 run mm: y w@fwd -> mm "a b" | compute 1.0 s 128 B 2 launches over y
+  3 run mm: y w@fwd -> mm "a b" | compute 1.0 s 128 B 2 launches reading over y
   4 free: y w@fwd | 4096 B
 backward, microbatch 3
   5 wait loss: -> loss | late
 recompute, stage 1
   6 slice cut: -> cut"""
-ODD = ["w@fwd", "mm:1", "a#1+2", "->", "over", "late", "12", "s", "B", "launches", "all_gather(dp)", "f(x:(2)2)", "a b", '"', "x:", "|", ""]
+ODD = [
+    "w@fwd", "mm:1", "a#1+2", "->", "over", "late", "reading", "12", "s", "B", "launches", "all_gather(dp)", "f(x:(2)2)", "a b", '"', "x:",
+    "|", "",
+]  # fmt: skip
 NAMES = st.one_of(st.sampled_from(ODD), st.text(max_size=5))
 SECONDS = st.floats(0, 1e6, allow_nan=False).map(lambda seconds: seconds or 0.0)
 INSTRUCTIONS = st.builds(
     Instruction, st.integers(0, 10**6), st.sampled_from(KINDS), st.sampled_from(["forward", "recompute", "backward"]),
     st.lists(NAMES, max_size=3).map(tuple), st.lists(NAMES, max_size=3).map(tuple), NAMES, SECONDS, st.integers(0, 2**50), NAMES,
     st.integers(0, 3), st.integers(0, 3), st.none() | NAMES, st.sampled_from([None, True]),
-    st.none() | st.integers(0, 99),
+    st.none() | st.integers(0, 99), st.sampled_from([None, True]),
 )  # fmt: skip
 
 
@@ -38,7 +41,7 @@ def test_a_list_written_by_hand_is_parsed_and_formatted_as_it_was() -> None:
     items = parse(GATHERED)
     assert format_instructions(items, {"w@fwd": "all_gather(dp)"}) == GATHERED
     assert items[0] == Instruction(0, "start", "forward", ("w",), ("w@fwd",), "node", 2.0, 4096, "w@fwd")
-    assert items[3].writes == ("mm", "a b") and items[3].over == "y"
+    assert items[3].writes == ("mm", "a b") and items[3].over == "y" and items[3].reads_back
     assert items[5] == Instruction(5, "wait", "backward", writes=("loss",), of="loss", microbatch=3, late=True)
     assert items[6].stage == 1 and items[6].half == "backward"
 

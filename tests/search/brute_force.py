@@ -63,13 +63,14 @@ def schedule_seconds(schedule: Schedule) -> float:
     for item in schedule.instructions:
         links = [name for name in item.stream.split("+") if name not in ("", "compute")]
         kernels = item.launches or 0
+        host = max(host, now) if item.reads_back and issue else host
         issued, host = host + issue * min(kernels, 1), host + issue * kernels
         if item.kind == "wait":
             now = now if item.late else max(now, ends[item.of])
         if item.kind in ("run", "wait") and kernels:
             now = max(now, issued)
         if item.kind == "start":
-            arrived = max(now, issued, *(arrival[value] for value in item.reads))
+            arrived = max(now, host if kernels else 0.0, *(arrival[value] for value in item.reads))
             ends[item.of] = max(arrived, *(link_free[name] for name in links)) + item.seconds
             link_free.update(dict.fromkeys(links, ends[item.of]))
             arrival.update(dict.fromkeys(item.writes, ends[item.of]))

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 from autopar.schedule.kernels.views import ArraySchedule, CallCosts, ClockTable, Order, Timeline
-from solvers.arrays import Floats
 
 
 def run_clock(
-    clock: ClockTable, order: Order, starts: Floats, copies: Floats, last: int, first: int, behind: int, known: Timeline, timeline: Timeline
+    clock: ClockTable, order: Order, costs: CallCosts, last: int, first: int, behind: int, known: Timeline, timeline: Timeline
 ) -> float:  # fmt: skip
     """Seconds of one microbatch, in which everything runs that does up to microbatch ``last``: see ``simulation``.
 
@@ -16,23 +15,24 @@ def run_clock(
     come to an unchanged place when they did, and each call that ends at another time has ended.
 
     Args:
-        starts, copies: seconds of each call and of its copies, at its head.
+        costs: those of each call, at its head.
         first, behind: the place of the first change, and the one behind the last. For a list that is not known 0, and any beyond it.
         known: timeline of the former list.
         timeline: written to, from the first change on. Arrivals in it are those of ``known`` before.
     """
     slots = len(order.head)
     now, busy, until, unsettled, rate = known.since[first], known.busy[first], known.until[first], 0.0, 1.0 - clock.slowdown
-    issued = known.issued[first]
+    issued, waited = known.issued[first], known.waited[first]
     links_at = first * clock.link_count
     for link in range(clock.link_count):
         timeline.free[link] = known.free_at[links_at + link]
     for at in range(first, order.length[0] + 1):
-        timeline.since[at], timeline.busy[at], timeline.until[at], timeline.issued[at] = now, busy, until, issued
+        timeline.since[at], timeline.busy[at], timeline.until[at] = now, busy, until
+        timeline.issued[at], timeline.waited[at] = issued, waited
         links_at = at * clock.link_count
         for link in range(clock.link_count):
             timeline.free_at[links_at + link] = timeline.free[link]
-        if at >= behind and now == known.since[at] and unsettled <= now:
+        if at >= behind and now == known.since[at] and waited == known.waited[at] and unsettled <= now:
             timeline.length[0] = at
             return known.until[known.length[0]]
         if at == order.length[0]:
@@ -42,7 +42,11 @@ def run_clock(
         if clock.first[item] > last:
             continue
         links, slot, seconds, launches = clock.links[item], item >> 1, 0.0, clock.launches[item]
-        host = clock.issue * (issued + 1) if launches > 0 else 0.0
+        if item < 2 * slots:
+            launches = costs.issued_out[slot] if item & 1 else costs.issued_in[slot]
+        if clock.reads_back[item]:
+            waited = max(waited, now - clock.issue * issued)
+        host = waited + clock.issue * (issued + 1) if launches > 0 else 0.0
         issued += launches
         if item >= 2 * slots:
             if not clock.works[item]:
@@ -65,9 +69,9 @@ def run_clock(
             if not clock.late[slot] and timeline.arrives[slot] > now:
                 timeline.stalls[at] = timeline.arrives[slot] - now
                 now = timeline.arrives[slot]
-            seconds, now = copies[slot], max(now, host)
+            seconds, now = costs.copies[slot], max(now, host)
         else:
-            begin, part = max(now, host), slot
+            begin, part = max(now, waited + clock.issue * issued if launches > 0 else 0.0), slot
             while part >= 0:
                 for place in range(clock.flying.begins[part], clock.flying.begins[part + 1]):
                     begin = max(begin, timeline.arrives[order.head[clock.flying.entries[place]]])
@@ -78,7 +82,7 @@ def run_clock(
             for link in range(clock.link_count):
                 if (links >> link) & 1:
                     begin = max(begin, timeline.free[link])
-            end = begin + starts[slot]
+            end = begin + costs.seconds[slot]
             for link in range(clock.link_count):
                 if (links >> link) & 1:
                     timeline.free[link] = end
@@ -95,7 +99,7 @@ def run_clock(
         else:
             now = busy + seconds - rate * (busy - now)
         if launches > 1:
-            now = max(now, clock.issue * issued + seconds / launches)
+            now = max(now, waited + clock.issue * issued + seconds / launches)
         timeline.ends[at] = now
         until = max(until, now)
     timeline.length[0] = order.length[0]
@@ -116,7 +120,7 @@ def step_of(arrays: ArraySchedule, order: Order, costs: CallCosts, first: int, b
             for slot in range(len(timeline.arrives)):
                 timeline.arrives[slot] = 0.0
         last = arrays.rounds[number]
-        seconds = run_clock(arrays.clock, order, costs.seconds, costs.copies, last, first, behind, known, timeline)
+        seconds = run_clock(arrays.clock, order, costs, last, first, behind, known, timeline)
         total += arrays.rounds[number + 1] * seconds
     return total
 
@@ -133,7 +137,7 @@ def adopt_timeline(timeline: Timeline, known: Timeline, first: int, length: int)
         known.begins[at], known.ends[at], known.stalls[at] = timeline.begins[at], timeline.ends[at], timeline.stalls[at]
     for at in range(first, ended + 1):
         known.since[at], known.busy[at], known.until[at] = timeline.since[at], timeline.busy[at], timeline.until[at]
-        known.issued[at] = timeline.issued[at]
+        known.issued[at], known.waited[at] = timeline.issued[at], timeline.waited[at]
     for at in range(first * len(known.free), (ended + 1) * len(known.free)):
         known.free_at[at] = timeline.free_at[at]
     known.length[0] = length

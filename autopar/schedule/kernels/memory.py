@@ -8,7 +8,7 @@ from autopar.schedule.kernels.views import ArraySchedule, CallCosts, Lives, Orde
 
 def price_call(arrays: ArraySchedule, order: Order, costs: CallCosts, head: int) -> None:
     """Prices a call anew: its seconds, copies and buffers follow from the parts that share it."""
-    beyond, sent, came, target, unpacks = 0.0, 0, 0, 0, 0
+    beyond, sent, came, target, unpacks, joined, laid, put = 0.0, 0, 0, 0, 0, 0, 0, 0
     shared = order.after[head] >= 0
     slot = head
     while slot >= 0:
@@ -17,6 +17,10 @@ def price_call(arrays: ArraySchedule, order: Order, costs: CallCosts, head: int)
         came += arrays.calls.came[slot]
         target += arrays.calls.target[slot]
         unpacks = max(unpacks, arrays.calls.unpacks[slot])
+        laid += arrays.calls.laid[slot]
+        put += arrays.calls.put[slot]
+        if arrays.calls.laid[slot] == 0:
+            joined = 1
         slot = order.after[slot]
     packs = 1 if shared else arrays.calls.packs[head]
     if shared and arrays.calls.gathers[head] > 0:
@@ -26,6 +30,7 @@ def price_call(arrays: ArraySchedule, order: Order, costs: CallCosts, head: int)
     copies = max(copies, arrays.calls.launch[head]) if arrays.clock.overlaps else copies + arrays.calls.launch[head]
     costs.seconds[head] = arrays.calls.latency[head] + beyond
     costs.copies[head] = copies if copied else 0.0
+    costs.issued_in[head], costs.issued_out[head] = 1 + (joined + laid if packs else 0), 1 + (put if unpacks else 0)
     costs.staging[head] = (sent if packs > arrays.calls.reduces[head] else 0) + (came if unpacks else 0)
     costs.target[head], costs.packs[head], costs.unpacks[head] = target, packs, unpacks
     slot = head

@@ -17,8 +17,8 @@ class ClockTable:
     """See ``tables.ClockTable``."""
 
     def __init__(self, *fields: Any) -> None:
-        self.first, self.works, self.seconds, self.links, self.late, self.launches, self.flying, *rest = fields
-        self.link_count, self.slowdown, self.overlaps, self.issue = rest
+        self.first, self.works, self.seconds, self.links, self.late, self.launches, self.reads_back, *rest = fields
+        self.flying, self.link_count, self.slowdown, self.overlaps, self.issue = rest
 
 
 class Timeline:
@@ -26,7 +26,7 @@ class Timeline:
 
     def __init__(self, *fields: Any) -> None:
         self.begins, self.ends, self.stalls, self.since, self.busy, self.until, self.issued, *rest = fields
-        self.free_at, self.free, self.arrives, self.length = rest
+        self.waited, self.free_at, self.free, self.arrives, self.length = rest
 
 
 class CallTable:
@@ -34,7 +34,8 @@ class CallTable:
 
     def __init__(self, *fields: Any) -> None:
         self.classes, self.latency, self.beyond, self.launch, self.slope, self.sent, self.came, self.target, *rest = fields
-        self.packs, self.unpacks, self.gathers, self.reduces, self.storage, self.source, self.in_place = rest
+        self.packs, self.unpacks, self.gathers, self.reduces, self.storage, self.source, self.in_place, *rest = rest
+        self.laid, self.put = rest
 
 
 class InstructionTable:
@@ -69,7 +70,8 @@ class CallCosts:
     """See ``tables.CallCosts``."""
 
     def __init__(self, *fields: Any) -> None:
-        self.seconds, self.copies, self.staging, self.target, self.packs, self.unpacks, self.home = fields
+        self.seconds, self.copies, self.staging, self.target, self.packs, self.unpacks, self.issued_in, self.issued_out, *rest = fields
+        (self.home,) = rest
 
 
 class Lives:
