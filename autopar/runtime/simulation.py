@@ -45,14 +45,17 @@ class Simulation:
     observed: tuple[Observed, ...]
 
 
-def simulate(schedule: Schedule, values: Mapping[str, Tensor], *, dropout: bool = True) -> Simulation:
+def simulate(
+    schedule: Schedule, values: Mapping[str, Tensor], *, dropout: bool = True, device: torch.device | str = "cpu"
+) -> Simulation:  # fmt: skip
     """Runs all ranks in this process, in lockstep.
 
     Args:
         values: a global tensor for each of the graph's inputs, by tensor name; of an input that is cut, that of the whole batch.
+        device: on which they all compute.
     """
     mesh = schedule.machine.mesh
-    executable = bind(schedule, LockstepRanks(mesh), torch.device("cpu"), dropout=dropout)
+    executable = bind(schedule, LockstepRanks(mesh), torch.device(device), dropout=dropout)
     scattered = {item.tensor: scatter_all(schedule, item.tensor, values[item.tensor]) for item in schedule.graph.inputs}
     observed: list[Observed] = []
     ranks = run_step(executable, range(mesh.ranks), lambda number: entering(scattered, number, mesh.ranks), observed)
