@@ -56,7 +56,20 @@ def fake_mode() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    _start_autograd()
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+
+
+@cache
+def _start_autograd() -> None:
+    """A first backward pass, outside of fake modes, where there is no GPU.
+
+    Autograd counts devices once, at its first backward pass. Under a fake mode a torch built for CUDA counts GPUs that are not there, and
+    starts threads for them: no process that is forked later can differentiate.
+    """
+    if not torch.cuda.is_available():
+        with torch.enable_grad():
+            torch.ones((), requires_grad=True).backward()
 
 
 def adaptive_result(output: torch.Tensor, loss: torch.Tensor) -> Any:
@@ -579,7 +592,10 @@ _RANKS_OF = ("get_rank", "get_local_rank", "get_group_rank")
 
 @contextmanager
 def _watched_group(names: Iterable[str], told: Callable[[str], None]) -> Iterator[None]:
-    """Within it, ``told`` hears of each call by this thread of these methods of ``ProcessGroup``, by name, before it is made."""
+    """Within it, ``told`` hears of each call by this thread of these methods of ``ProcessGroup``, by name, before it is made.
+
+    Versions of torch differ in which of them there are.
+    """
     from torch.distributed import ProcessGroup
 
     thread = get_ident()
@@ -592,7 +608,8 @@ def _watched_group(names: Iterable[str], told: Callable[[str], None]) -> Iterato
 
         return method
 
-    kept = {name: vars(ProcessGroup)[name] for name in names}  # as they stand in the class: they bind to their group there
+    own = vars(ProcessGroup)  # as they stand in the class: they bind to their group there
+    kept = {name: own[name] for name in names if name in own}
     for name in kept:
         setattr(ProcessGroup, name, watched(name, getattr(ProcessGroup, name)))
     try:
@@ -1059,19 +1076,37 @@ def write_through_views() -> None:
 
         @classmethod
         def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if written := written_by(func, args):
-                return write(func, args, kwargs or {}) if written[0] is args[0] else write_each(func, args, kwargs or {}, written)
-            made = super().__torch_dispatch__(func, types, args, kwargs)
-            first = args[0] if args else None
-            if isinstance(first, View) and any(item.alias_info for item in func._schema.returns):
-                note(made, first.of, first.taken, (func, args[1:], kwargs or {}))
-            return made
+            return see(func, args, kwargs or {}, lambda: super(View, cls).__torch_dispatch__(func, types, args, kwargs))
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
             return self.detach().clone()
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             return self.detach().clone().__reduce_ex__(protocol)
+
+    def see(operator: Any, args: Any, kwargs: dict[str, Any], usual: Callable[[], Any]) -> Any:
+        """What an operator makes that reads or writes a view."""
+        if written := written_by(operator, args):
+            return write(operator, args, kwargs) if written[0] is args[0] else write_each(operator, args, kwargs, written)
+        made, first = usual(), args[0] if args else None
+        if isinstance(first, View) and any(item.alias_info for item in operator._schema.returns):
+            note(made, first.of, first.taken, (operator, args[1:], kwargs))
+        return made
+
+    class Seeing(dispatch_mode()):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return see(func, args, kwargs or {}, lambda: func(*args, **(kwargs or {})))
+
+    def called(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with Seeing(), torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    def assign(self: Any, index: Any, value: Any) -> None:
+        with Seeing():
+            torch.Tensor.__setitem__(self, index, value)
+
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):  # it asks no class of DTensors what an operator does
+        View.__torch_function__, DTensor.__setitem__ = classmethod(called), assign
 
     def note(made: Any, of: Any, before: Taken, taken: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> None:
         several = isinstance(made, (list, tuple))
@@ -1270,7 +1305,7 @@ def choose_rules() -> None:
             return by_whole(operator, args, kwargs)
         try:
             made = usual(operator, args, kwargs, info, *rest)
-            if not any(moved(info, made)):
+            if not any(moved(info, made)) and not replaces(operator, args, made):
                 return made
         except (NotImplementedError, RuntimeError):
             if operator.namespace != "aten" or is_view(operator):
@@ -1281,6 +1316,12 @@ def choose_rules() -> None:
         if is_view(operator):
             raise NotImplementedError(f"DTensor has no rule for {operator} of such parts")
         return in_whole(operator, args, kwargs)
+
+    def replaces(operator: Any, args: tuple[Any, ...], made: Any) -> bool:
+        """Whether what is written in place is to lie otherwise, which torch refuses later on, before 2.13."""
+        first, after = operator._schema.arguments[:1], getattr(getattr(made, "output_spec", None), "placements", None)
+        written = any(item.alias_info and item.alias_info.is_write for item in first) and operator is not torch.ops.aten.squeeze_.dim
+        return written and isinstance(args[0], DTensor) and after is not None and args[0].placements != after
 
     def moved(info: Any, made: Any) -> Iterator[bool]:
         """Whether an argument is to become a product over ranks, which torch does not know how to make of it."""
@@ -1565,6 +1606,20 @@ def copy_each(into: list[torch.Tensor], given: list[torch.Tensor]) -> None:
 def assert_later(condition: torch.Tensor, message: str) -> None:
     """Fails on the condition's device when it gets there, without anybody waiting for it; on a CPU at once, with a RuntimeError."""
     torch._assert_async(condition, message)
+
+
+def all_gather_single() -> Callable[..., Any]:
+    """An all-gather of one tensor into one: ``all_gather_into_tensor`` before torch 2.13."""
+    import torch.distributed as dist
+
+    return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def reduce_scatter_single() -> Callable[..., Any]:
+    """A reduce-scatter of one tensor into one: ``reduce_scatter_tensor`` before torch 2.13."""
+    import torch.distributed as dist
+
+    return getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def keeps_autograd_graph() -> bool:

@@ -22,12 +22,15 @@ import argparse
 import copy
 import gc
 import json
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -41,7 +44,6 @@ from torch import Tensor, nn
 import autopar
 from autopar import zoo
 from autopar.importer import capture
-from autopar.measurement import QUICK, Effort, measure
 from autopar.pricing import inner_seconds
 from autopar.recording.replaying import replay
 from autopar.runtime import simulate as run_lockstep
@@ -512,16 +514,25 @@ def relative_error(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> 
 # --- profile -----------------------------------------------------------------------------------------------------------
 
 
+def profile_apart(quick: bool, seconds: float) -> Hardware:
+    """What ``autopar profile`` writes, in a process of its own: it forks ranks, which a process that has used a GPU cannot."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "hardware.toml"
+        command = [sys.executable, "-m", "autopar", "profile", "--ranks", "1", "--output", str(path), *(["--quick"] if quick else [])]
+        here = str(Path(__file__).resolve().parent.parent)
+        there = {**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
+        subprocess.run(command, check=True, timeout=seconds, env=there, capture_output=True)
+        return load_hardware(path)
+
+
 def measure_profile(run: Run) -> None:
     """Figures and residuals; the ranks' predictions again, with the seconds that the host was measured to take."""
     if not run.has_time("profile", 2 * PLANNING):
         return
     with run.guarded("profile"):
-        effort = replace(QUICK, models=1) if run.small else Effort() if run.has_time("a whole profile", 170.0) else QUICK
+        quick = run.small or not run.has_time("a whole profile", 200.0)
         begin = time.monotonic()
-        measured = measure(1, effort, quiet=True)
-        assert measured is not None
-        hardware = measured.hardware
+        hardware = profile_apart(quick, run.deadline - begin if not run.small else 300.0)
         run.add("profile", seconds=time.monotonic() - begin, issue_us={way: 1e6 * each for way, each in hardware.issue_seconds})
         run.rows["profile"][0]["hardware"] = hardware.to_dict()
         for fit, residual in hardware.residuals:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import re
+import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from datetime import timedelta
@@ -24,6 +25,7 @@ from autopar.verify.launch import run_ranks
 
 ROOT = Path(torch_compat.__file__).resolve().parents[1]
 CHECKOUT = Path(__file__).resolve().parents[1]
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 Pair = namedtuple("Pair", "first second")
 
 
@@ -132,7 +134,8 @@ def test_what_is_decomposed_has_no_effects_in_the_trace_alone():
     for bodies in ({check: lambda *_, **__: None}, {}):
         graph = torch_compat.trace_joint(Solved(), (torch.eye(3).requires_grad_(),), bodies).graph
         kinds.append([torch_compat.role(node.meta["desc"])[0] for node in graph.find_nodes(op="placeholder")])
-    assert kinds == [["input", "tangent"], ["other", "input", "tangent"]]
+    token = [] if VERSION < (2, 13) else ["other"]  # of an operator with effects
+    assert kinds == [["input", "tangent"], [*token, "input", "tangent"]]
 
 
 def test_checkpoints_store_a_dtensor_in_the_parts_that_are_told(tmp_path):
@@ -270,6 +273,7 @@ def test_numbers_of_partial_dtensors_are_those_of_the_whole():
 def test_adafactor_steps_split_parameters(foreach):
     def rank_main(rank):
         torch_compat.reduce_where_asked()
+        torch_compat.do_in_whole()  # before 2.13 DTensor has no rule for the sums of several states at once
         mesh = init_device_mesh("cpu", (2,))
         whole = [torch.arange(12.0).view(4, 3).cos(), torch.arange(8.0).view(2, 4).sin(), torch.arange(4.0)]
         plain = [nn.Parameter(tensor.clone()) for tensor in whole]
@@ -566,6 +570,7 @@ def test_what_is_written_into_views_is_written(ranks: int) -> None:
                 write(dtensor)
                 lost += [] if torch.equal(dtensor.full_tensor(), plain) else [f"{name} {placement}"]
         dtensor = distribute_tensor(whole, mesh, [Shard(0)])
+        warnings.filterwarnings("ignore", "DTensor random operators may not have complete support")  # torch 2.11 asks before we refuse
         try:
             dtensor[0].normal_()
         except UsageError as error:

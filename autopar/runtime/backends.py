@@ -29,7 +29,7 @@ from torch import Tensor
 from autopar.runtime.groups import Team, create_process_groups, group_of, team_of
 from autopar.runtime.lent_buffers import Sent, lend
 from autopar.runtime.placement import REDUCE
-from autopar.torch_compat import functional_collectives
+from autopar.torch_compat import all_gather_single, functional_collectives, reduce_scatter_single
 from cost_models import Mesh, SubAxis
 from cost_models.collectives import KINDS
 
@@ -258,6 +258,7 @@ _AS_BYTES = frozenset({
 })  # fmt: skip
 """Dtypes that gloo cannot move: sent as bytes."""
 _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "product": dist.ReduceOp.PRODUCT}
+_ALL_GATHER, _REDUCE_SCATTER = all_gather_single(), reduce_scatter_single()
 Started = tuple[Any, Tensor, Sequence[Tensor]]
 """The work in flight, its result, and the tensors that it reads and writes."""
 Ends = tuple[list[int], list[int]]
@@ -276,7 +277,7 @@ def _all_reduce(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, en
 def _reduce_scatter(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends: Ends | None) -> Started:
     out = buffer.new_empty(buffer.numel() // exchange.size)
     lent = lend(out), lend(buffer)
-    return dist.reduce_scatter_single(*lent, _REDUCTIONS[exchange.reduction], group, async_op=True), out, lent
+    return _REDUCE_SCATTER(*lent, _REDUCTIONS[exchange.reduction], group, async_op=True), out, lent
 
 
 def _all_gather(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends: Ends | None) -> Started:
@@ -285,7 +286,7 @@ def _all_gather(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, en
 
 def _gathered(buffer: Tensor, out: Tensor, group: dist.ProcessGroup) -> Started:
     lent = lend(_plain(out)), lend(_plain(buffer))
-    return dist.all_gather_single(*lent, group, async_op=True), out, lent
+    return _ALL_GATHER(*lent, group, async_op=True), out, lent
 
 
 def _all_to_all(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends: Ends | None) -> Started:
