@@ -1608,6 +1608,22 @@ def assert_later(condition: torch.Tensor, message: str) -> None:
     torch._assert_async(condition, message)
 
 
+def new_group(ranks: list[int], **options: Any) -> Any:
+    """``torch.distributed.new_group`` of ranks in the order given. Before torch 2.12 it sorts them: ``sorted`` is another there."""
+    import inspect
+
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    if "sort_ranks" in inspect.signature(dist.new_group).parameters:
+        return dist.new_group(ranks, sort_ranks=False, **options)
+    distributed_c10d.sorted = list  # a global of the module comes before the built-in function
+    try:
+        return dist.new_group(ranks, **options)
+    finally:
+        del distributed_c10d.sorted
+
+
 def all_gather_single() -> Callable[..., Any]:
     """An all-gather of one tensor into one: ``all_gather_into_tensor`` before torch 2.13."""
     import torch.distributed as dist

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from autopar.torch_compat import timeout_of
+from autopar.torch_compat import new_group, timeout_of
 from cost_models import Mesh, SubAxis
 
 
@@ -98,7 +98,7 @@ def _group(members: tuple[int, ...]) -> dist.ProcessGroup:
         return world
     created = _CREATED.setdefault(world, {})
     if members not in created:
-        created[members] = dist.new_group(list(members), sort_ranks=False, timeout=timeout_of(world), use_local_synchronization=True)
+        created[members] = new_group(list(members), timeout=timeout_of(world), use_local_synchronization=True)
     return created[members]
 
 
