@@ -34,8 +34,10 @@ MAY_NAME = {
     "autopar/rules/table.py": "aten.permute",
     "autopar/measurement/links.py": "what is measured beside operators",
     "autopar/measurement/hardware.py": "the link's own figures",
-    "autopar/torch_compat.py": "functions of torch.distributed",
+    "autopar/torch_compat/process_groups.py": "functions of torch.distributed",
+    "autopar/torch_compat/placements.py": "torch's own names in redistributions",
     "autopar/check/legs.py": "check keeps its own",
+    "autopar/check/host.py": "check keeps its own",
     "autopar/check/calls.py": "check keeps its own",
     "autopar/check/overwriting.py": "check keeps its own",
 }

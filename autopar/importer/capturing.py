@@ -88,7 +88,6 @@ def capture(
         UsageError: wrong arguments. CaptureError: a model that cannot be captured, with the user's line.
     """
     torch_compat.check_tested()
-    torch_compat.start_autograd()
     check_compute_dtype(compute_dtype)
     args, kwargs, loss_args = _check(model, args, kwargs, mode, loss, loss_args)
     check_hooks(model)

@@ -1,0 +1,156 @@
+"""The only package that touches private torch names. Each is named once, with what it is for.
+
+A torch release that moves one of them breaks ``tests/test_torch_compat.py`` by name, not a user's capture. Imports of private names are
+inside the functions, so that importing this package costs only torch itself.
+
+versions        the versions of torch that autopar was tested with
+tensors         fake tensors, trees of arguments, tensors of one's own, and what an operator's schema says
+tracing         joint traces of forward and backward, where their operators come from, and what stands in for operators
+autograd        calls of autograd and its transforms that a model makes itself, and the backward pass that runs
+modules         modules: their hooks, their forward, and conversions that must not change them while they are captured
+process_groups  process groups: what a model asks of them while it is captured, and collectives under the names of each version
+placements      placements of DTensors: strided shards, blocks and unequal parts in redistributions, checkpoints and ``fully_shard``
+whole_tensors   operators of DTensors that are done with whole tensors, on all ranks alike
+written_parts   writes to DTensors and to views of them reach the part that a rank holds
+dtensor_rules   rules of operators in place of those that DTensor has not, or has wrong
+dtensors        what DTensor is taught before weights, gradients and outputs are handed out as such
+"""
+
+from autopar.torch_compat.autograd import (
+    accumulating,
+    is_reentrant_checkpoint,
+    keeps_autograd_graph,
+    noticed_checkpoints,
+    replaced_function_apply,
+    replaced_transforms,
+    traced_apart,
+    with_backward,
+)
+from autopar.torch_compat.dtensor_rules import (
+    ALIKE_FOR_PARTS,
+    LINEAR,
+    PRODUCTS,
+    REGROUPING,
+    by_formula,
+    choose_rules,
+    convolve_in_whole,
+    format_numbers,
+    make_orthogonal,
+    means_over_parts,
+    must_be_reduced,
+    pair_complex,
+    reduce_beside_numbers,
+    reduce_looked_up,
+    reduce_odd_parts,
+    reduce_parameters,
+    reduce_where_asked,
+    take_plain_in_backward,
+)
+from autopar.torch_compat.dtensors import teach_dtensors
+from autopar.torch_compat.modules import STATE_HOOKS, forward_of, hooks_of_copy, kept_modules, replaced_module_hooks, uncompiled
+from autopar.torch_compat.placements import (
+    Chunk,
+    PartOf,
+    WithinReplicas,
+    checkpoint_in_chunks,
+    dtensor_like,
+    gather_unequal_parts,
+    has_blocks,
+    has_unequal_parts,
+    lay_by_parts,
+    lie_as_before,
+    local_of,
+    mixes_dtensors,
+    place_states,
+    refuse_several_parts,
+    shard_beside_blocks,
+    spec_of,
+    split_factor_of,
+    strided_shard,
+)
+from autopar.torch_compat.process_groups import (
+    all_gather_single,
+    answered_as_one_device,
+    functional_collectives,
+    new_group,
+    reduce_scatter_single,
+    refused_collectives,
+    refused_ranks,
+    timeout_of,
+)
+from autopar.torch_compat.tensors import (
+    NO_TORCH_FUNCTION,
+    adaptive_result,
+    assert_later,
+    children_of,
+    copy_each,
+    dispatch_mode,
+    draws,
+    fake_mode,
+    flatten_with_paths,
+    is_fake,
+    is_known_container,
+    is_operator,
+    leaves_of,
+    map_only,
+    map_tensors,
+    runs_a_graph,
+    schema_of,
+    shares_memory,
+    storage_key,
+    transforms_run,
+    unflatten,
+    wrapper_of,
+)
+from autopar.torch_compat.tracing import (
+    ORIGIN,
+    autocast_on_cpu,
+    origin_of,
+    real_tensors,
+    recorded_origins,
+    replaced_on_cpu,
+    replaced_operators,
+    role,
+    trace_joint,
+    trace_operators,
+    traced_in_backward,
+)
+from autopar.torch_compat.versions import TESTED, UntestedTorchWarning, check_tested
+from autopar.torch_compat.whole_tensors import (
+    argument_of,
+    as_torch_does,
+    before,
+    cut_into,
+    in_whole,
+    is_view,
+    on_all,
+    reduce_partial,
+    whole_of,
+)
+from autopar.torch_compat.written_parts import (
+    assign_data,
+    detach_local_parts,
+    reshape_in_place,
+    update_local_parts,
+    write_through_views,
+    write_where_masked,
+)
+
+__all__ = [
+    "ALIKE_FOR_PARTS", "LINEAR", "NO_TORCH_FUNCTION", "ORIGIN", "PRODUCTS", "REGROUPING", "STATE_HOOKS", "TESTED", "Chunk", "PartOf",
+    "UntestedTorchWarning", "WithinReplicas", "accumulating", "adaptive_result", "all_gather_single", "answered_as_one_device",
+    "argument_of", "as_torch_does", "assert_later", "assign_data", "autocast_on_cpu", "before", "by_formula", "check_tested",
+    "checkpoint_in_chunks", "children_of", "choose_rules", "convolve_in_whole", "copy_each", "cut_into", "detach_local_parts",
+    "dispatch_mode", "draws", "dtensor_like", "fake_mode", "flatten_with_paths", "format_numbers", "forward_of", "functional_collectives",
+    "gather_unequal_parts", "has_blocks", "has_unequal_parts", "hooks_of_copy", "in_whole", "is_fake", "is_known_container",
+    "is_operator", "is_reentrant_checkpoint", "is_view", "keeps_autograd_graph", "kept_modules", "lay_by_parts", "leaves_of",
+    "lie_as_before", "local_of", "make_orthogonal", "map_only", "map_tensors", "means_over_parts", "mixes_dtensors", "must_be_reduced",
+    "new_group", "noticed_checkpoints", "on_all", "origin_of", "pair_complex", "place_states", "real_tensors", "recorded_origins",
+    "reduce_beside_numbers", "reduce_looked_up", "reduce_odd_parts", "reduce_parameters", "reduce_partial", "reduce_scatter_single",
+    "reduce_where_asked", "refuse_several_parts", "refused_collectives", "refused_ranks", "replaced_function_apply",
+    "replaced_module_hooks", "replaced_on_cpu", "replaced_operators", "replaced_transforms", "reshape_in_place", "role", "runs_a_graph",
+    "schema_of", "shard_beside_blocks", "shares_memory", "spec_of", "split_factor_of", "storage_key", "strided_shard",
+    "take_plain_in_backward", "teach_dtensors", "timeout_of", "trace_joint", "trace_operators", "traced_apart", "traced_in_backward",
+    "transforms_run", "uncompiled", "unflatten", "update_local_parts", "whole_of", "with_backward", "wrapper_of", "write_through_views",
+    "write_where_masked",
+]  # fmt: skip

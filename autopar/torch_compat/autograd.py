@@ -1,0 +1,175 @@
+"""Calls of autograd and its transforms that a model makes itself, and the backward pass that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def replaced_function_apply(function: Callable[..., Any]) -> Iterator[None]:
+    """Within it, ``SomeFunction.apply(*args)`` is ``function(SomeFunction, apply, args, recording)``, however the method was come by;
+    ``recording``: whether autograd was on where it was called.
+
+    In torch 2.13 ``torch.autograd.Function.apply`` ends in ``super().apply`` of ``_SingleLevelFunction``, which has none of its own. Later
+    it is C alone: what it asks of the class, through the metaclass, is how who took ``apply`` before is met.
+    """
+    from torch.autograd.function import FunctionMeta, _SingleLevelFunction
+
+    def apply(cls: Any, *args: Any) -> Any:
+        return function(cls, super(_SingleLevelFunction, cls).apply, args, torch.is_grad_enabled())
+
+    in_python = hasattr(torch.autograd.Function.apply, "__func__")
+    holder, name, replaced = (
+        (_SingleLevelFunction, "apply", classmethod(apply)) if in_python else (FunctionMeta, "__getattribute__", _asked(function))
+    )
+    setattr(holder, name, replaced)
+    try:
+        yield
+    finally:
+        delattr(holder, name)
+
+
+def _asked(function: Callable[..., Any]) -> Callable[[Any, str], Any]:
+    """The ``__getattribute__`` of classes whose ``apply`` is C: that asks for ``_backward_cls`` as autograd is where the call is made, then
+    for ``forward`` with autograd off, and calls what it gets."""
+    calls: list[bool] = []  # of each that did not come to its forward yet, whether autograd hears it
+    own: list[bool] = []  # calls made by ``function`` itself
+
+    def direct(apply: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            own.append(True)
+            return apply(*args)
+
+        return run
+
+    def get(cls: Any, name: str) -> Any:
+        found = type.__getattribute__(cls, name)
+        if name == "apply":
+            return lambda *args: function(cls, direct(found), args, torch.is_grad_enabled())
+        if name == "_backward_cls":
+            calls.append(torch.is_grad_enabled() and not own)
+            own.clear()
+        if name == "forward" and not torch.is_grad_enabled() and calls and calls.pop():
+            old_style = type.__getattribute__(cls, "setup_context") is _SingleLevelFunction.setup_context
+            return lambda *args: heard(cls, found, args[:old_style], args[old_style:])
+        return found
+
+    def heard(cls: Any, forward: Callable[..., Any], context: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
+        return function(cls, lambda *given: forward(*context, *given), args, True)
+
+    from torch.autograd.function import _SingleLevelFunction
+
+    return get
+
+
+def with_backward(function: Any, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    """The ``torch.autograd.Function`` with its backward wrapped, whichever of its two names it has."""
+    names = [name for name in ("backward", "vjp") if getattr(function, name) is not getattr(torch.autograd.Function, name)]
+    return type(function.__name__, (function,), {name: staticmethod(wrapped(getattr(function, name))) for name in names})
+
+
+def accumulating(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves to whose ``.grad`` a backward from these would add."""
+    found: dict[int, torch.Tensor] = {id(tensor): tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad}
+    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = dict.fromkeys(waiting)
+    while waiting:
+        node = waiting.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found[id(leaf)] = leaf
+        before = dict.fromkeys(source for source, _ in node.next_functions if source is not None and source not in seen)
+        seen |= before
+        waiting += before
+    return list(found.values())
+
+
+@contextmanager
+def replaced_transforms(run: Callable[..., Any]) -> Iterator[None]:
+    """Within it, the transforms of ``torch.func`` are ``run(transform, *args, **kwargs)``.
+
+    What users import, under several names, ends in these five: ``vmap``, ``grad``, ``grad_and_value``, ``jvp`` and ``vjp``; jacobians and
+    hessians are made of them. Called while one of them runs, they are called so too.
+    """
+    from torch._functorch import apis, eager_transforms
+
+    own = ("grad_impl", "grad_and_value_impl", "_jvp_with_argnums", "_vjp_with_argnums")
+    places: list[tuple[Any, str]] = [(apis, "vmap_impl"), *((eager_transforms, name) for name in own)]
+    kept = [getattr(module, name) for module, name in places]
+    for (module, name), transform in zip(places, kept, strict=True):
+        setattr(module, name, partial(run, transform))
+    try:
+        yield
+    finally:
+        for (module, name), transform in zip(places, kept, strict=True):
+            setattr(module, name, transform)
+
+
+def traced_apart(function: Callable[..., Any], tensors: list[torch.Tensor]) -> torch.fx.Interpreter:
+    """The operators below autograd and ``torch.func`` that ``function(*tensors)`` runs on fake tensors, as what runs them again.
+
+    Nothing that traces now sees them. Other tensors that the function takes from where it was written are held as they are.
+    """
+    from torch._guards import detect_fake_mode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    mode = detect_fake_mode(tensors)
+    with ExitStack() as stack:
+        for _ in _get_current_function_mode_stack():
+            stack.enter_context(_pop_mode_temporarily())
+        stack.enter_context(_disable_current_modes())
+        if mode is not None:
+            stack.enter_context(mode)
+        return torch.fx.Interpreter(make_fx(function, decomposition_table=dict(_MADE))(*tensors))
+
+
+_MADE: Mapping[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.aten._efficientzerotensor.default: lambda size, dtype=None, **_: torch.zeros(size, dtype=dtype, device="cpu"),
+    torch.ops.aten.zeros_like.default: lambda x, dtype=None, **_: torch.zeros(x.shape, dtype=dtype or x.dtype, device=x.device),
+    torch.ops.aten.ones_like.default: lambda x, dtype=None, **_: torch.ones(x.shape, dtype=dtype or x.dtype, device=x.device),
+}
+"""Seeds of derivatives: forward differentiation makes them on a device that fake tensors do not have, backward like a result that nothing
+else may ask for."""
+
+
+def is_reentrant_checkpoint(function: Any) -> bool:
+    """Whether a ``torch.autograd.Function`` is ``torch.utils.checkpoint``'s; it is applied to (function, flag, *arguments)."""
+    from torch.utils.checkpoint import CheckpointFunction
+
+    return function is CheckpointFunction
+
+
+@contextmanager
+def noticed_checkpoints(noticed: Callable[[], None]) -> Iterator[None]:
+    """Within it, ``noticed`` is called for every call of ``torch.utils.checkpoint`` that is not reentrant.
+
+    ``_checkpoint_without_reentrant_generator``, from torch 2.15 on with ``_impl`` behind it: what the public function, under whichever name
+    it was imported, comes to.
+    """
+    from torch.utils import checkpoint
+
+    name = "_checkpoint_without_reentrant_generator"
+    name = f"{name}_impl" if hasattr(checkpoint, f"{name}_impl") else name
+    plain = getattr(checkpoint, name)
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        noticed()
+        return plain(*args, **kwargs)
+
+    setattr(checkpoint, name, watched)
+    try:
+        yield
+    finally:
+        setattr(checkpoint, name, plain)
+
+
+def keeps_autograd_graph() -> bool:
+    """Whether the backward pass that is running was asked to keep the graph (``retain_graph=True``)."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()

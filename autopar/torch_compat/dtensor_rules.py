@@ -1,0 +1,357 @@
+"""Rules of operators in place of those that DTensor has not, or has wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.torch_compat.placements import has_blocks, has_unequal_parts, split_factor_of
+from autopar.torch_compat.tensors import draws, leaves_of, map_tensors
+from autopar.torch_compat.whole_tensors import argument_of, as_torch_does, before, in_whole, is_view, on_all, reduce_partial
+
+
+@cache
+def reduce_where_asked() -> None:
+    """Numbers read from DTensors that are still to be reduced over ranks, and such DTensors changed in place, are reduced first.
+
+    Of what is not reduced DTensor's dispatcher gives each rank its own number, without a word: ``parameter.norm().item()`` in an optimizer
+    takes the ranks apart. A square in place it refuses, which torch's Adafactor makes of norms.
+    """
+
+    def reduce(args: tuple[Any, ...]) -> None:
+        for tensor in leaves_of(args):
+            reduce_partial(tensor)
+
+    before(reduce, torch.ops.aten._local_scalar_dense.default, torch.ops.aten.pow_.Scalar, torch.ops.aten._foreach_mul_.List)
+
+
+@cache
+def reduce_beside_numbers() -> None:
+    """A number is added to what DTensors come to over ranks.
+
+    DTensor's dispatcher takes a number for a tensor without dims of all ranks, when it looks up how it did the same before: where that was
+    such a tensor, of which each rank had added its share, each adds all of the number (counts of zeros, and whatever is float64).
+    """
+
+    def reduce(args: tuple[Any, ...]) -> None:
+        if not all(isinstance(item, torch.Tensor) for item in args):
+            for tensor in args:
+                reduce_partial(tensor)
+
+    before(reduce, torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor)  # in place, gradients are added up with no time to lose
+
+
+@cache
+def reduce_parameters() -> None:
+    """A DTensor that becomes a parameter is reduced over ranks first, to be trained and saved: ``weight_norm`` makes norms so."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    def reduced(module: nn.Module, name: str, parameter: Any) -> Any:
+        if not isinstance(parameter, DTensor) or not any(placement.is_partial() for placement in parameter.placements):
+            return None
+        placements = [Replicate() if placement.is_partial() else placement for placement in parameter.placements]
+        return nn.Parameter(parameter.detach().redistribute(placements=placements), parameter.requires_grad)
+
+    nn.modules.module.register_module_parameter_registration_hook(reduced)
+
+
+@cache
+def make_orthogonal() -> None:
+    """``parametrizations.orthogonal`` of a DTensor makes the whole matrix on every rank: DTensor has none of the factorisations for it."""
+    from torch.distributed.tensor import DTensor, Replicate
+    from torch.nn.utils import parametrizations
+
+    def whole(method: Callable[..., Any]) -> Callable[..., Any]:
+        def made(self: Any, matrix: Any) -> Any:
+            if not isinstance(matrix, DTensor):
+                return method(self, matrix)
+            mesh, held = matrix.device_mesh, self._buffers
+            replicated = [Replicate()] * mesh.ndim
+            if isinstance(held.get("base"), DTensor):
+                held["base"] = held["base"].to_local()
+            result = method(self, matrix.full_tensor())
+            if held.get("base") is not None:
+                held["base"] = DTensor.from_local(held["base"], mesh, replicated, run_check=False)
+            return DTensor.from_local(result, mesh, replicated, run_check=False)
+
+        return made
+
+    kind = parametrizations._Orthogonal
+    kind.forward, kind.right_inverse = whole(kind.forward), whole(kind.right_inverse)
+
+
+@cache
+def pair_complex() -> None:
+    """``view_as_real`` of a DTensor lies as that does: DTensor's dispatcher gathers it where the last dim is in unequal parts, and what
+    optimizers of complex weights write there is lost, without a word."""
+    from torch.distributed.tensor import DTensor
+
+    def paired(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        (tensor,) = args
+        stride = (*(2 * step for step in tensor.stride()), 1)
+        local, shape = operator(tensor._local_tensor), (*tensor.shape, 2)
+        return DTensor.from_local(local, tensor.device_mesh, tensor.placements, run_check=False, shape=torch.Size(shape), stride=stride)
+
+    DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten.view_as_real.default, paired)
+
+
+@cache
+def reduce_odd_parts() -> None:
+    """The largest number of a DTensor of which some rank has no part, or several, is looked for in the whole: there torch raises, of no
+    parts on that rank alone, and the other ranks wait for it."""
+    from torch.distributed.tensor import DTensor
+
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+
+    def has_empty_part(tensor: Any) -> bool:
+        least = list(tensor.shape)
+        for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
+            if placement.is_shard():
+                least[placement.dim] -= -(-least[placement.dim] // size) * (size - 1)
+        return tensor.numel() > 0 and any(extent <= 0 for extent in least)
+
+    def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if any(isinstance(item, DTensor) and (has_blocks(item) or has_empty_part(item)) for item in leaves_of(args)):
+            return in_whole(operator, args, kwargs)
+        if operator in torchs:
+            return torchs[operator](operator, args, kwargs)
+        return as_torch_does(operator, args, kwargs)
+
+    aten, torchs = torch.ops.aten, dict(handlers)
+    for operator in (
+        aten.max.default, aten.min.default, aten.max.dim, aten.min.dim, aten.amax.default, aten.amin.default, aten.aminmax.default,
+        aten.argmax.default, aten.argmin.default, aten.linalg_vector_norm.default, aten._foreach_norm.Scalar,
+    ):  # fmt: skip
+        handlers[operator] = run
+
+
+@cache
+def choose_rules() -> None:
+    """Where DTensor's own rule of an operator is none, or is wrong, another way is taken (``_propagate_op_sharding_dispatch_slow_path``).
+
+    DTensor's dispatcher asks for a rule once for each operator, layout and shape, and keeps it; what is computed another way is asked for
+    each time. The ways, in this order:
+
+    - What is still to be reduced over ranks is reduced first, but for linear operators of sums: torch adds up parts of norms as if they
+      were sums, and takes some elementwise operators for linear.
+    - A loss is made of its formula. torch runs it on each rank's part, where a mean is that of the part: gradients are too large by the
+      number of ranks, and a rank without a target that counts has none.
+    - Views that join or split dims are of the whole where a rank holds several parts of a dim, or parts differ. A sum over no dims is one
+      over all.
+    - What else has no rule of its own is done with whole tensors, on all ranks alike, and what was written to is cut again. Anomaly
+      detection looks for NaN so; weights are normalised so. ``torch.stack([grad.isfinite().all() for ...])`` is made so where some weights
+      are whole: what holds on all ranks is a product over them, and DTensor makes no parts of one. Views are left to torch's error, since
+      what is written to them would be lost.
+    - What draws numbers is done so too where torch has no generator that all ranks share: on CPUs, each rank would draw its own for what
+      all hold, and ranks of one seed the same for their parts.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._random import is_rng_supported_mesh
+
+    dispatcher = DTensor._op_dispatcher
+    usual, rules = dispatcher._propagate_op_sharding_dispatch_slow_path, dispatcher.sharding_propagator
+
+    def has_rule(operator: Any) -> bool:
+        tables = (rules.op_strategy_funcs, rules.op_single_dim_strategy_funcs, rules.op_to_rules)
+        return torch.Tag.pointwise in operator.tags or any(operator in table for table in tables)
+
+    def propagate(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], info: Any, *rest: Any) -> Any:
+        tensors = [item for item in leaves_of((args, kwargs)) if isinstance(item, DTensor)]
+        if unreduced := [item for item in tensors if must_be_reduced(item, operator, args)]:
+            for tensor in unreduced:
+                reduce_partial(tensor)
+            return operator(*args, **kwargs)
+        if operator.namespace == "aten" and (not has_rule(operator) or means_over_parts(operator, args, kwargs)):
+            return by_formula(operator, args, kwargs)
+        if operator.namespace == "aten" and draws(operator) and not is_rng_supported_mesh(tensors[0].device_mesh):
+            return by_whole(operator, args, kwargs)
+        regroups = operator in REGROUPING and any(has_blocks(tensor) or has_unequal_parts(tensor) for tensor in tensors)
+        if regroups or argument_of(operator, "dim", args, kwargs, None) == []:
+            return by_whole(operator, args, kwargs)
+        try:
+            made = usual(operator, args, kwargs, info, *rest)
+            if not any(moved(info, made)) and not replaces(operator, args, made):
+                return made
+        except (NotImplementedError, RuntimeError):
+            if operator.namespace != "aten" or is_view(operator):
+                raise
+        return in_whole(operator, args, kwargs)
+
+    def by_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_view(operator):
+            raise NotImplementedError(f"DTensor has no rule for {operator} of such parts")
+        return in_whole(operator, args, kwargs)
+
+    def replaces(operator: Any, args: tuple[Any, ...], made: Any) -> bool:
+        """Whether what is written in place is to lie otherwise, which torch refuses later on, before 2.13."""
+        first, after = operator._schema.arguments[:1], getattr(getattr(made, "output_spec", None), "placements", None)
+        written = any(item.alias_info and item.alias_info.is_write for item in first) and operator is not torch.ops.aten.squeeze_.dim
+        return written and isinstance(args[0], DTensor) and after is not None and args[0].placements != after
+
+    def moved(info: Any, made: Any) -> Iterator[bool]:
+        """Whether an argument is to become a product over ranks, which torch does not know how to make of it."""
+        if getattr(made, "needs_redistribute", False):
+            for held, wanted in zip(info.flat_args_schema, leaves_of(made.redistribute_schema.args_schema), strict=False):
+                pairs = zip(getattr(held, "placements", ()), getattr(wanted, "placements", ()), strict=False)
+                yield any(one != other and getattr(other, "reduce_op", "") == "product" for one, other in pairs)
+
+    dispatcher._propagate_op_sharding_dispatch_slow_path = propagate
+    torch._C._clear_DTensor_sharding_propagator_cache()  # of what was computed with DTensors before
+
+
+_aten = torch.ops.aten
+ALIKE_FOR_PARTS = {
+    _aten.stack.default, _aten.cat.default, _aten.linalg_vector_norm.default, _aten.detach.default, _aten.clone.default,
+    _aten.alias.default,
+}  # fmt: skip
+"""Operators that do the same to parts of a norm or of a maximum as to the whole."""
+
+
+REGROUPING = {_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default, _aten.reshape.default}
+"""Views that join or split dims. torch's rule follows one contiguous part of a dim."""
+
+
+def _overloads(names: str) -> set[Any]:
+    kinds = ("default", "Tensor", "Scalar")
+    return {getattr(getattr(_aten, name), kind) for name in names.split() for kind in getattr(_aten, name).overloads() if kind in kinds}
+
+
+LINEAR = _overloads("add add_ sub sub_ neg neg_ clone detach alias copy_ _to_copy mul mul_ div div_")
+"""Elementwise operators that torch applies to sums that are still to be made over ranks; products and quotients are linear in the first."""
+PRODUCTS = _overloads("mul mul_ div div_")
+
+
+def must_be_reduced(tensor: Any, operator: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a DTensor is still to be reduced over ranks, and an operator of its parts would not be one of the whole."""
+    from torch.distributed.tensor import Partial
+
+    partial = [placement for placement in tensor.placements if placement.is_partial()]
+    if any(type(placement) is not Partial or placement.reduce_op not in ("sum", "avg") for placement in partial):
+        return operator not in ALIKE_FOR_PARTS
+    linear = operator in LINEAR and not (operator in PRODUCTS and tensor is args[1])
+    elementwise = torch.Tag.pointwise in operator.tags or operator.name().startswith("aten::_foreach_")
+    return bool(partial) and (elementwise or operator._schema.is_mutable) and not linear
+
+
+def means_over_parts(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator is a loss, or a loss's gradient, with a mean in it."""
+    return bool(argument_of(operator, "reduction", args, kwargs, 0) == 1)
+
+
+def by_formula(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A loss as torch decomposes it, each step of it on DTensors; any other operator on whole tensors.
+
+    Not all that torch decomposes comes to the same values: attention has no normalisers then, which its backward reads.
+
+    Raises:
+        NotImplementedError: a view, whose memory would be another's.
+    """
+    from torch._decomp import decomposition_table
+
+    if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), torch._C.DispatchKey.CompositeImplicitAutograd):
+        return operator.decompose(*args, **kwargs)
+    if is_view(operator):
+        raise NotImplementedError(f"DTensor has no rule for {operator}")
+    formula = decomposition_table.get(operator)
+    if formula is not None and argument_of(operator, "reduction", args, kwargs, None) is not None:
+        try:
+            return formula(*args, **kwargs)
+        except Exception:  # it makes plain tensors; what the user got wrong is said below
+            pass
+    return in_whole(operator, args, kwargs)
+
+
+@cache
+def take_plain_in_backward() -> None:
+    """Plain tensors that a derivative's formula makes are taken as the same on all ranks, where DTensor refuses them beside DTensors.
+
+    Autograd makes zeros where nobody read a part of ``x.chunk(2)``, and indices for ``trace``. What a hook or another function of Python
+    gives is refused as before: it may differ by rank.
+    """
+    from torch.distributed.tensor import DTensor
+
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+
+    def comes_of_formula() -> bool:
+        if torch._C._current_graph_task_id() == -1:
+            return False
+        frame: Any = sys._getframe(2)
+        while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+            if frame.f_globals["__name__"] != __name__ and frame.f_globals["__name__"].partition(".")[0] != "torch":
+                return False
+            frame = frame.f_back
+        return True
+
+    def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensors = [item for item in leaves_of(args) if isinstance(item, torch.Tensor)]
+        if any(not isinstance(item, DTensor) and item.numel() != 1 for item in tensors) and comes_of_formula():
+            mesh = next(item.device_mesh for item in tensors if isinstance(item, DTensor))
+            args = map_tensors(lambda item: item if isinstance(item, DTensor) else on_all(item, mesh), args)
+            return operator(*args, **kwargs)
+        return as_torch_does(operator, args, kwargs)
+
+    for operator in (
+        _aten.cat.default, _aten.where.self, _aten.index_fill.int_Tensor, _aten.scatter_add.default, _aten.index_put.default,
+    ):  # fmt: skip
+        handlers.setdefault(operator, run)
+
+
+@cache
+def reduce_looked_up() -> None:
+    """Rows that ranks looked up in their parts of a table are reduced at once.
+
+    torch keeps which rows a rank has beside the placement, for the next call too, which fails where the first is not reduced yet. So does a
+    look-up along a dim that two axes split, which is done with the whole table.
+    """
+    from torch.distributed.tensor import DTensor
+
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+
+    def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        table, dim = args[0], argument_of(operator, "dim", args, kwargs, 0)
+        placements = table.placements if isinstance(table, DTensor) else ()
+        if sum(split_factor_of(placement) is not None and placement.dim == dim % table.dim() for placement in placements) > 1:
+            return in_whole(operator, args, kwargs)
+        made = as_torch_does(operator, args, kwargs)
+        reduce_partial(made)
+        return made
+
+    for operator in (_aten.embedding.default, _aten.gather.default, _aten.index_select.default):
+        handlers.setdefault(operator, run)
+
+
+@cache
+def convolve_in_whole() -> None:
+    """A convolution of split tensors is done in whole: torch's own handler knows one axis along the width, and of other splits it fails on
+    some ranks, while others wait."""
+    from torch.distributed.tensor import DTensor
+
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+
+    def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensors = [item for item in leaves_of(args) if isinstance(item, DTensor)]
+        if all(placement.is_replicate() for tensor in tensors for placement in tensor.placements):
+            return torchs[operator](operator, args, kwargs)
+        return in_whole(operator, args, kwargs)
+
+    torchs = {operator: handlers[operator] for operator in (_aten.convolution.default, _aten.convolution_backward.default)}
+    handlers.update(dict.fromkeys(torchs, run))
+
+
+@cache
+def format_numbers() -> None:
+    """``f"{norm:.3f}"`` of what ``clip_grad_norm_`` returns is the number, as of any tensor without dims; so are those of ``tolist()``."""
+    from torch.distributed.tensor import DTensor
+
+    plain: Any = DTensor.__format__
+
+    def formatted(self: Any, spec: str) -> str:
+        return format(self.item(), spec) if spec and self.dim() == 0 else plain(self, spec)
+
+    DTensor.__format__ = formatted
+    DTensor.tolist = lambda self: self.full_tensor().tolist()
