@@ -282,7 +282,8 @@ def take_plain_in_backward() -> None:
             return False
         frame: Any = sys._getframe(2)
         while frame is not None and frame.f_code.co_name != "_engine_run_backward":
-            if frame.f_globals["__name__"] != __name__ and frame.f_globals["__name__"].partition(".")[0] != "torch":
+            name = frame.f_globals["__name__"]
+            if not name.startswith(f"{__package__}.") and name.partition(".")[0] != "torch":
                 return False
             frame = frame.f_back
         return True

@@ -44,7 +44,7 @@ REFUSED = {"combinations", "vander", "x[rows, ids]"}
 """Functions that some layout refuses, on all ranks alike: they make plain tensors, which torch does not mix with DTensors."""
 DAILY = sorted(FUNCTIONS)[::12]
 """Tried in every run of the tests."""
-EVERY = 1 if os.environ.get("AUTOPAR_SWEEP") == "all" else 4
+EVERY = 1 if os.environ.get("AUTOPAR_SWEEP") == "all" else 8
 """Of so many functions one is tried on 4 ranks, unless all are asked for: they take ten minutes."""
 
 
