@@ -28,11 +28,14 @@ def run_clock(
         timeline.free[link] = known.free_at[links_at + link]
     for at in range(first, order.length[0] + 1):
         timeline.since[at], timeline.busy[at], timeline.until[at] = now, busy, until
-        timeline.issued[at], timeline.waited[at] = issued, waited
+        settled = unsettled <= now
+        if clock.issue > 0.0:
+            settled = settled and issued == known.issued[at] and waited == known.waited[at]
+            timeline.issued[at], timeline.waited[at] = issued, waited
         links_at = at * clock.link_count
         for link in range(clock.link_count):
             timeline.free_at[links_at + link] = timeline.free[link]
-        if at >= behind and now == known.since[at] and waited == known.waited[at] and unsettled <= now:
+        if at >= behind and now == known.since[at] and settled:
             timeline.length[0] = at
             return known.until[known.length[0]]
         if at == order.length[0]:
@@ -41,13 +44,16 @@ def run_clock(
         timeline.begins[at], timeline.ends[at], timeline.stalls[at] = now, now, 0.0
         if clock.first[item] > last:
             continue
-        links, slot, seconds, launches = clock.links[item], item >> 1, 0.0, clock.launches[item]
-        if item < 2 * slots:
-            launches = costs.issued_out[slot] if item & 1 else costs.issued_in[slot]
-        if clock.reads_back[item]:
-            waited = max(waited, now - clock.issue * issued)
-        host = waited + clock.issue * (issued + 1) if launches > 0 else 0.0
-        issued += launches
+        links, slot, seconds, launches, host, all_issued = clock.links[item], item >> 1, 0.0, 0, 0.0, 0.0
+        if clock.issue > 0.0:
+            launches = clock.launches[item]
+            if item < 2 * slots:
+                launches = costs.issued_out[slot] if item & 1 else costs.issued_in[slot]
+            if clock.reads_back[item]:
+                waited = max(waited, now - clock.issue * issued)
+            if launches > 0:
+                host, all_issued = waited + clock.issue * (issued + 1), waited + clock.issue * (issued + launches)
+            issued += launches
         if item >= 2 * slots:
             if not clock.works[item]:
                 continue
@@ -71,7 +77,7 @@ def run_clock(
                 now = timeline.arrives[slot]
             seconds, now = costs.copies[slot], max(now, host)
         else:
-            begin, part = max(now, waited + clock.issue * issued if launches > 0 else 0.0), slot
+            begin, part = max(now, all_issued), slot
             while part >= 0:
                 for place in range(clock.flying.begins[part], clock.flying.begins[part + 1]):
                     begin = max(begin, timeline.arrives[order.head[clock.flying.entries[place]]])
@@ -99,7 +105,7 @@ def run_clock(
         else:
             now = busy + seconds - rate * (busy - now)
         if launches > 1:
-            now = max(now, waited + clock.issue * issued + seconds / launches)
+            now = max(now, all_issued + seconds / launches)
         timeline.ends[at] = now
         until = max(until, now)
     timeline.length[0] = order.length[0]
