@@ -351,7 +351,7 @@ class InstructionPlan(Row):
     ``of`` is the operator of a run, the collective of a start or wait, the reshard's value of a slice, the gradient of an add; it runs in
     the microbatches from ``microbatch`` on. ``over`` names the value whose memory a run's result takes, or which a start reduces in place.
     ``late`` is true of a wait that operators pass by: it is left until the loss is read. ``launches`` counts what the host issues for it.
-    ``reads_back`` is true of a run of which the host reads values: it waits for the device before it issues the run.
+    ``reads_back``: the host reads values of the run, so it waits for the device before it issues it.
     """
 
     id: Count

@@ -6,8 +6,8 @@ is not held back by its call. It begins when the last of these has ended, and th
 slower: the time that an operator, or a wait's copies, shares with any call is counted at the reduced speed.
 
 The host issues kernels and calls in the order of the list, each in the same time. The last of an operator's kernels takes its part of the
-operator's seconds after it is issued, and a collective begins after its copies are issued. Before an operator of which the host reads
-values, it waits for the last operator or wait to end.
+operator's seconds after it is issued, and a collective begins after its copies are issued. The host waits for the
+last operator or wait to end before an operator whose values it reads.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ NARROW = frozenset({"bfloat16", "float16"})
 GROUPED_DTYPES = frozenset({"bfloat16", "float16", "float32"})
 """Dtypes of torch's grouped product."""
 GROUPED_BYTES = 16
-"""Bytes of which a row of a grouped product's operands must be a multiple."""
+"""Bytes that divide each row of a grouped product's operands."""
 INDEX_CHECK = 6
 """Kernels that look whether every index is one of the whole table, on a rank with a part of it."""
 IGNORED_CHECK = 2

@@ -6,7 +6,7 @@
 - Operators after a wait begin when the collective has ended and its copies are made; copies are operators' work. Operators do not wait
   for a late one: only the loss is made of it, and that is read after the step.
 - Where the host has a price (``Machine.execution``), it issues kernels and calls in the order of the list, each in the same time. Nothing
-  begins before it is issued, a collective not before its copies are. Before an operator of which it reads values, it waits for the device.
+  begins before it is issued, a collective not before its copies are. It waits for the device before it reads values.
 - While any link is busy, operators run at ``1 - overlap_slowdown`` of their speed.
 
 The clock itself is ``kernels.clock.run_clock``, which the local search asks too.

@@ -21,7 +21,7 @@ from autopar.importer.containers import closed, opened
 from autopar.importer.weights import fake_weights
 
 MakeCache = Callable[[int], Any]
-"""A length -> a cache of so many tokens, as the model takes it in ``past_key_values``, or ``cache``."""
+"""Function from a number of tokens to a cache for them, as the model takes it in ``past_key_values`` or ``cache``."""
 ARGUMENTS = ("past_key_values", "cache")
 """Names of the argument that takes a cache: until transformers 5.23, and from 5.24 on."""
 NAME = "cache"

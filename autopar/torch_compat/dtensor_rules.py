@@ -32,10 +32,10 @@ def reduce_where_asked() -> None:
 
 @cache
 def reduce_beside_numbers() -> None:
-    """A number is added to what DTensors come to over ranks.
+    """Partial sums over ranks are reduced before a number is added to them.
 
-    DTensor's dispatcher takes a number for a tensor without dims of all ranks, when it looks up how it did the same before: where that was
-    such a tensor, of which each rank had added its share, each adds all of the number (counts of zeros, and whatever is float64).
+    DTensor's dispatcher keeps its decision for a tensor without dims, to which each rank adds its share, and follows it for a number. Each
+    rank then adds all of the number (counts of zeros, and whatever is float64).
     """
 
     def reduce(args: tuple[Any, ...]) -> None:
@@ -102,8 +102,10 @@ def pair_complex() -> None:
 
 @cache
 def reduce_odd_parts() -> None:
-    """The largest number of a DTensor of which some rank has no part, or several, is looked for in the whole: there torch raises, of no
-    parts on that rank alone, and the other ranks wait for it."""
+    """Maxima and minima of a DTensor are computed of the whole tensor where some rank has no part, or several.
+
+    Where a rank has no part torch raises on that rank alone, and the others wait for it.
+    """
     from torch.distributed.tensor import DTensor
 
     handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers

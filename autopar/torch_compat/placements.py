@@ -30,7 +30,7 @@ def split_factor_of(placement: Any) -> int | None:
 
 
 Chunk = tuple[tuple[int, ...], torch.Tensor]
-"""Offsets in a whole tensor, and what lies there."""
+"""Offsets in the whole tensor, and the part at them."""
 
 
 def has_blocks(tensor: Any) -> bool:
