@@ -202,6 +202,7 @@ def write_through_views() -> None:
     for operator in (
         aten.select.int, aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default, aten.diagonal.default, aten.view.default,
         aten._reshape_alias.default, aten.unfold.default, aten.unbind.int, aten.expand.default,
+        aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
     ):  # fmt: skip
         handlers.setdefault(operator, look)
 

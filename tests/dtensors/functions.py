@@ -137,6 +137,12 @@ _LOSSES = _words("""mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entr
 poisson_nll_loss gaussian_nll_loss cross_entropy nll_loss hinge_embedding_loss multilabel_soft_margin_loss multi_margin_loss""")
 
 
+def _through_view(x: Tensor, write: Callable[[Tensor], Any]) -> Tensor:
+    changed = x.detach().clone()
+    write(changed)
+    return changed
+
+
 def _changed(name: str, *args: Any) -> Function:
     return lambda x: getattr(x.clone(), name)(*args)
 
@@ -381,6 +387,10 @@ FUNCTIONS: dict[str, Function] = {
     "movedim": lambda x3: x3.movedim(0, 1),
     "unsqueeze": lambda x: x.unsqueeze(1),
     "squeeze": lambda x: x.unsqueeze(0).squeeze(),
+    "squeeze(0)": lambda x: x.squeeze(0) * 2,
+    "squeeze((0, 1))": lambda x: x.squeeze((0, 1)) * 2,
+    "squeeze_": lambda x: (x * 1).squeeze_(),
+    "squeeze(0).mul_": lambda x: _through_view(x, lambda y: y.squeeze(0).mul_(3)),
     "flatten": lambda x: x.flatten(),
     "flatten(3)": lambda x3: x3.flatten(1),
     "flatten(0, 1)": lambda x3: x3.flatten(0, 1),
