@@ -10,7 +10,7 @@ reduce_scatter     copy of the sources, if in a bucket or  the targets are views
 all_gather         as reduce_scatter, but for the dim      the target is it; in a bucket, or where the dim that is
                                                            joined is not the first, targets are copied from it
 all_to_all         as reduce_scatter                       as all_gather
-permute            none                                    the target is it
+permute            copy of the source, if it repeats       the target is it
 =================  ======================================  ============================================================
 
 Sources that are not copied stay until the wait, and so do buffers that are not the targets'. Where a reshard cuts, joins or trades a dim
@@ -38,6 +38,7 @@ class Leg:
     Args:
         before, after: the shapes of source and target.
         sent, came: as they travel; ``filled`` where unequal parts are made equal for that.
+        repeats: several elements of its source lie at one place, so that what is sent is copied.
     """
 
     row: ReshardPlan
@@ -52,6 +53,7 @@ class Leg:
     filled: bool
     itemsize: int
     dtype: str
+    repeats: bool = False
 
     @property
     def is_collective(self) -> bool:
@@ -109,7 +111,8 @@ class Call:
             step.kind in ("reduce_scatter", "all_to_all") and _rows_before(leg.sent, step.dims[-1])
             for leg, step in zip(self.legs, self.steps, strict=True)
         )
-        return (self.first.kind == "all_reduce" and not self.in_place) or len(self.legs) > 1 or inside or self.filled
+        again = any(leg.repeats for leg in self.legs)
+        return (self.first.kind == "all_reduce" and not self.in_place) or len(self.legs) > 1 or inside or self.filled or again
 
     @property
     def filled(self) -> bool:
@@ -182,8 +185,14 @@ class Ends:
         return tuple(longer[dim] if dim in moved else extent for dim, extent in enumerate(self.shape))
 
 
-def legs(row: ReshardPlan, ways: Sequence[tuple[Ends, tuple[Step, ...]]], itemsize: int, dtype: str) -> Iterator[Leg]:
-    """The steps of a reshard, of one stretch or two; one without a step where there is nothing to do."""
+def legs(
+    row: ReshardPlan, ways: Sequence[tuple[Ends, tuple[Step, ...]]], itemsize: int, dtype: str, repeats: bool
+) -> Iterator[Leg]:  # fmt: skip
+    """The steps of a reshard, of one stretch or two; one without a step where there is nothing to do.
+
+    Args:
+        repeats: of the source of the reshard.
+    """
     total, number, source = sum(len(steps) for _, steps in ways), 0, row.source
     if not total:
         ends = ways[0][0]
@@ -196,7 +205,8 @@ def legs(row: ReshardPlan, ways: Sequence[tuple[Ends, tuple[Step, ...]]], itemsi
             target = row.value if number + 1 == total else f"{row.value}#{number + 1}"
             came = _moved(sent, step)
             after = largest(ends.shape, ends.target, ends.sizes) if place == len(steps) else came
-            yield Leg(row, number, step, source, target, shape, sent, came, after, whole != ends.shape, itemsize, dtype)
+            filled, again = whole != ends.shape, repeats and number == 0
+            yield Leg(row, number, step, source, target, shape, sent, came, after, filled, itemsize, dtype, again)
             shape = sent = came
             source, number = target, number + 1
 

@@ -20,7 +20,22 @@ from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tenso
 from autopar.plan import Plan
 from autopar.reshard import find_reshard
 from autopar.rows import OpPlan, ReshardPlan, TensorSpec, ValueSpec
-from autopar.rules import ShardingRule, bytes_moved, family, find_rule, flops, kernel_launches, strategies, why_once
+from autopar.rules import (
+    DENSE,
+    Repeated,
+    ShardingRule,
+    bytes_moved,
+    family,
+    find_copied,
+    find_rule,
+    flops,
+    is_alias,
+    kernel_launches,
+    repeated_dims,
+    repeats,
+    strategies,
+    why_once,
+)  # fmt: skip
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, Operator
 
@@ -51,6 +66,8 @@ class Walk:
         seconds: of each operator without the collectives inside it, by name.
         legs: the steps of each reshard, by its value.
         sums: what is added to each sum over microbatches.
+        repeating: the values that are views of which several elements lie at one place.
+        copied: bytes of such operands that an operator copies, by its name.
         broken: the wiring cannot be followed, so that cost and memory cannot be recomputed.
     """
 
@@ -65,9 +82,12 @@ class Walk:
     seconds: dict[str, float] = field(default_factory=dict)
     legs: dict[str, tuple[Leg, ...]] = field(default_factory=dict)
     sums: dict[str, str] = field(default_factory=dict)
+    repeating: set[str] = field(default_factory=set)
+    copied: dict[str, int] = field(default_factory=dict)
     broken: bool = False
     _rules: dict[object, dict[object, Strategy]] = field(default_factory=dict)
     _waiting: dict[str, ReshardPlan] = field(default_factory=dict)
+    _dims: dict[str, Repeated] = field(default_factory=dict)
 
     def run(self) -> Iterator[Difference]:
         yield from self._entering()
@@ -164,8 +184,26 @@ class Walk:
             return
         self.strategies[op.name] = strategy
         self.seconds[op.name] = self._operator_seconds(row, op, strategy)
+        self._follow_memory(row, op)
         yield from seconds(f"{where}.seconds", row.seconds, self.seconds[op.name])
         yield from count(f"{where}.times", row.times, self.plan.microbatches)
+
+    def _follow_memory(self, row: OpPlan, op: Op) -> None:
+        """Which results are views that repeat, and what the operator copies of its operands since they do."""
+        reads, sizes = [entry.value or entry.tensor for entry in row.inputs], self.plan.sizes
+        parts = [largest(entry.shape, ShardingSpec.parse(entry.spec), sizes) for entry in row.inputs]
+        dims = [
+            self._dims.get(entry.tensor, DENSE) if value in self.repeating else DENSE
+            for entry, value in zip(row.inputs, reads, strict=True)
+        ]
+        self.copied[row.name] = sum(self.local_bytes(reads[place]) for place in find_copied(op, parts, dims))
+        if not reads or not is_alias(op):
+            return
+        for entry, made in zip(row.outputs, repeated_dims(op, self.tensors, self._dims.get(op.inputs[0], DENSE)), strict=True):
+            part = largest(entry.shape, ShardingSpec.parse(entry.spec), sizes)
+            self._dims[entry.tensor] = made
+            if repeats(part, made) and (reads[0] in self.repeating or math.prod(part) > math.prod(parts[0])):
+                self.repeating.add(entry.value or entry.tensor)
 
     def _sums(self) -> Iterator[Difference]:
         """What gradients of microbatches are summed in: each as what is added to it."""
@@ -304,7 +342,10 @@ class Walk:
             yield Difference(where, f"no collectives turn {row.from_spec!r} into {row.to_spec!r}")
             return
         ways = [(Ends(tensor.shape, *ends, self.plan.sizes), way.steps) for ends, way in zip(stretches, found, strict=True) if way]
-        self.legs[row.value] = tuple(legs(row, ways, itemsize, tensor.dtype))
+        again = row.source in self.repeating
+        self.legs[row.value] = tuple(legs(row, ways, itemsize, tensor.dtype, again))
+        if again and not any(way for _, way in ways):
+            self.repeating.add(row.value)
         yield from self._sent(where, self.legs[row.value])
 
     def _sent(self, where: str, made: Iterable[Leg]) -> Iterator[Difference]:

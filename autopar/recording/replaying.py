@@ -11,6 +11,7 @@ from typing import Any
 
 from autopar import pricing
 from autopar.check import illegal
+from autopar.check.walk import TURN
 from autopar.errors import FileError, MismatchError
 from autopar.graph import Accumulation, Graph, GraphInput, GraphOutput, Op, Tensor, from_json, to_json
 from autopar.plan import Plan
@@ -21,6 +22,7 @@ from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import Cut, Operation, Value
 from autopar.schedule.legality import check_legal
 from autopar.schedule.ordering import steps_of
+from autopar.schedule.repeating import Repeating
 from autopar.sharding import Blocks, ShardingSpec, Strategy
 from cost_models import CostModelError, Hardware, Machine, Mesh
 
@@ -146,8 +148,10 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
     parts: dict[tuple[str, int], Part] = {}
     summed = {row.writes[0]: row.reads[0] for row in plan.schedule if row.kind == "add"}
 
-    def add(value: str, tensor: str, spec: ShardingSpec) -> None:
-        values[value] = Value(tensor, spec, pricing.local_bytes(graph.tensors[tensor], spec, machine))
+    repeating = Repeating(graph, machine)
+
+    def add(value: str, tensor: str, spec: ShardingSpec, repeats: bool = False) -> None:
+        values[value] = Value(tensor, spec, pricing.local_bytes(graph.tensors[tensor], spec, machine), repeats)
 
     def make(layout: Layout) -> None:
         if layout.value in values:
@@ -156,10 +160,10 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
         if source in layouts:
             make(layouts[source])
         if layout.source in summed:
-            values[layout.source] = values[source]
-        spec = values[layout.source].spec
+            values[layout.source] = values[source]._replace(repeats=False)
+        spec, repeats = values[layout.source].spec, values[layout.source].repeats
         assert spec is not None
-        steps = steps_of(layout, spec, graph, machine)
+        steps = steps_of(layout, spec, graph, machine, repeats)
         if not steps:
             cuts[layout.value] = Cut(layout, None)
         for part in steps:
@@ -168,23 +172,27 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
                 parts[layout.value, part.number] = part
             else:
                 cuts[part.target] = Cut(layout, part)
-        add(layout.value, layout.tensor, layout.spec)
+        add(layout.value, layout.tensor, layout.spec, repeats and not steps)
+
+    def run(row: OpPlan) -> Operation:
+        reads = [entry.value or entry.tensor for entry in row.inputs]
+        for value in reads:
+            if value in layouts:
+                make(layouts[value])
+        name = row.name.removesuffix(AGAIN)
+        op, strategy, sources = graph.op[name], chosen[name], [values[value].repeats for value in reads]
+        for entry, spec, again in zip(row.outputs, strategy.outputs, repeating.results(op, strategy, sources), strict=True):
+            add(entry.value or entry.tensor, entry.tensor, spec, again)
+        return repeating.operation(op, strategy, sources)
 
     for _, _, row in plan.entering:
         add(row.tensor, row.tensor, row.in_graph(plan.sizes)[1])
-    for op in graph.ops:
-        for tensor, spec in zip(op.outputs, chosen[op.name].outputs, strict=True):
-            add(tensor, tensor, spec)
-    operations = {op.name: Operation(op, chosen[op.name]) for op in graph.ops}
-    for again in plan.recomputed:
-        operations[again.name] = operations[again.name.removesuffix(AGAIN)]
-        for entry in again.outputs:
-            add(entry.value or entry.tensor, entry.tensor, ShardingSpec.parse(entry.spec))
+    operations = {row.name: run(row) for row in sorted(plan.ops, key=lambda row: TURN.index(row.phase))}
     for layout in layouts.values():
         make(layout)
     in_place = {row.of for row in plan.schedule if row.kind == "start" and row.over is not None}
     late = {row.of for row in plan.schedule if row.late}
-    values.update((name, values[source]) for name, source in summed.items())
+    values.update((name, values[source]._replace(repeats=False)) for name, source in summed.items())
     return Schedule(
         graph,
         machine,

@@ -15,6 +15,7 @@ local              what changes in arguments on a rank
 work               floating point operations
 facts              what else follows from a row: aliasing, memory, draws, numbers that are looked up
 launches           kernels that the host issues
+repeating          views that repeat: of less memory than their size
 products           contractions that are products of two matrices, and additions that these do as well
 """
 
@@ -47,21 +48,26 @@ from autopar.rules.lookup import find_rule, table
 from autopar.rules.notation import parse
 from autopar.rules.own import rule
 from autopar.rules.products import CONTRACTION, Product, find_fusable_additions, find_product, is_plain_addition
+from autopar.rules.repeating import DENSE, Repeated, find_copied, find_repeated, repeated_dims, repeats, stored_elements
 from autopar.rules.rule import ShardingRule
 from autopar.rules.work import flops
 
 __all__ = [
     "CONTRACTION",
+    "DENSE",
     "STORING",
     "Product",
+    "Repeated",
     "ShardingRule",
     "bind",
     "bytes_moved",
     "count_entries",
     "effect_of_number",
     "family",
+    "find_copied",
     "find_fusable_additions",
     "find_product",
+    "find_repeated",
     "find_rule",
     "find_strategy",
     "flops",
@@ -77,9 +83,12 @@ __all__ = [
     "parse",
     "reads_back",
     "reads_values",
+    "repeated_dims",
+    "repeats",
     "rule",
     "seed_of",
     "storage_roots",
+    "stored_elements",
     "stores",
     "strategies",
     "table",

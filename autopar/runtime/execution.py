@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import torch
@@ -233,9 +234,12 @@ class _Binding:
             other = self.schedule.instructions[pair.addition]
             addend = other.reads[pair.addend]
             reads, writes = (*reads, addend), other.writes
-        arguments = self.arguments(operation)
+        arguments, dense = self.arguments(operation), dict[tuple[int, int], str]()
+        for number, place in product(operation.copied, range(code.hosted)):
+            dense[number, place] = f"dense_{number}_{place}"
+            code.add(f"{dense[number, place]} = {code.read(reads[number], place)}.contiguous()")
         for place, rank in enumerate(self.backend.ranks):
-            given, handler = [code.read(value, place) for value in reads], None
+            given, handler = [dense.get((number, place)) or code.read(value, place) for number, value in enumerate(reads)], None
             if pair is not None:
                 expression = write_pair(code, pair, operation.op, self.shapes(item.reads, rank), self.shapes([addend], rank)[0], given)
             elif index in self.buffer_writes and operation.op.target == BATCH_NORM:
@@ -255,6 +259,8 @@ class _Binding:
                 expression = f"{code.object(_scaled)}({expression})"
             op = operation.op if pair is None else self.schedule.operations[other.of].op
             assign(code, op, [code.write(value, place) for value in writes], expression, handler)
+        if dense:
+            code.add(f"del {', '.join(dense.values())}")
 
     def function(self, target: str) -> Callable[..., Any]:
         """What runs for an operator."""

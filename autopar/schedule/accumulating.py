@@ -130,7 +130,7 @@ def _afforded(schedule: Schedule, chains: list[_Chain]) -> Iterator[_Chain]:
 def _rebuilt(schedule: Schedule, late: set[int], summed: Mapping[str, None], last: int) -> Schedule:
     """The list with the sums in it. Outputs and the instructions that run once read them in place of the gradients."""
     values = dict(schedule.values)
-    values.update((name + SUM, values[name]) for name in summed)
+    values.update((name + SUM, values[name]._replace(repeats=False)) for name in summed)
     number = count(max((item.id for item in schedule.instructions), default=0) + 1)
     waiting = dict.fromkeys(summed)
     found: list[Instruction] = []
@@ -166,12 +166,15 @@ def _rebuilt(schedule: Schedule, late: set[int], summed: Mapping[str, None], las
 
 
 def _leaving_sums(schedule: Schedule, late: set[int], summed: Mapping[str, None]) -> Schedule:
-    """The schedule with calls that reduce copies of the sums: a sum is there until the step ends."""
+    """The schedule with calls that reduce copies of the sums: a sum is there until the step ends. It is no view."""
     calls = dict(schedule.collectives)
     for index in late:
         item = schedule.instructions[index]
         if item.kind == "start" and item.over in summed:
             calls[item.of] = replace(calls[item.of], in_place=False)
+        elif item.kind == "start" and any(part.repeats and part.source in summed for part in calls[item.of].parts):
+            parts = [part._replace(repeats=part.repeats and part.source not in summed) for part in calls[item.of].parts]
+            calls[item.of] = replace(calls[item.of], parts=tuple(parts))
     changed = {name for name, call in calls.items() if call is not schedule.collectives[name]}
     items, begun = list(schedule.instructions), dict[str, int]()
     for index, item in enumerate(items):

@@ -150,7 +150,7 @@ class _Arrays:
         table = InstructionTable(
             ints(segment[item.segment] for item in items) if moves else ints([]),
             rows(before), rows(after), rows(needs), rows(makes), rows(map(self._takes, items)) if in_place else nothing,
-            ints(self.schedule.operations[item.of].strategy.workspace if item.kind == "run" else 0 for item in items),
+            ints(self.schedule.operations[item.of].workspace if item.kind == "run" else 0 for item in items),
         )  # fmt: skip
         rounds = self.schedule.rounds if moves else ()
         pairs = ((max((item.microbatch for item in some), default=0), times) for times, some in rounds)

@@ -27,6 +27,7 @@ class Part(NamedTuple):
         itemsize: bytes of an element.
         from_spec: the spec that the reshard starts from.
         late: only the reader of the loss waits for it (``deferred_loss``).
+        repeats: its source is a view that repeats, which is copied to travel.
     """
 
     layout: Layout
@@ -39,6 +40,7 @@ class Part(NamedTuple):
     dtype: str
     from_spec: ShardingSpec
     late: bool = False
+    repeats: bool = False
 
     @property
     def source_bytes(self) -> int:
@@ -107,7 +109,7 @@ class Collective:
     all_gather         copy of the sources if ``packs``       the target is it, or if ``unpacks`` the targets are copied
                                                               from it by the wait
     all_to_all         copy of the source if ``packs``        as of all_gather
-    permute            none                                   the target is it
+    permute            copy of the source if ``packs``        the target is it
     =================  =====================================  =========================================================
 
     Sources that are not copied stay alive until the wait; so do buffers that are not the targets'. Unequal parts are filled up in the
@@ -162,7 +164,7 @@ class Collective:
     def packs(self) -> bool:
         """The sources are copied into a buffer when it starts, and may be freed then."""
         copied = KINDS[self.kind].in_place and not self.in_place
-        return copied or len(self.parts) > 1 or self.filled or self.parts[0].cuts_inside
+        return copied or len(self.parts) > 1 or self.filled or self.parts[0].cuts_inside or self.parts[0].repeats
 
     @cached_property
     def unpacks(self) -> bool:

@@ -113,10 +113,21 @@ def _split(stream: str) -> tuple[str, ...]:
 
 
 class Operation(NamedTuple):
-    """An operator under a strategy; its ``run`` says which values it reads and writes. A second run is the same operator."""
+    """An operator under a strategy; its ``run`` says which values it reads and writes. A second run is the same operator.
+
+    Args:
+        copied: the positions of the operands that are copied before it reads them, since they repeat; ``copied_bytes`` of all.
+    """
 
     op: Op
     strategy: Strategy
+    copied: tuple[int, ...] = ()
+    copied_bytes: int = 0
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that it holds on a rank beside its results, while it runs."""
+        return self.strategy.workspace + self.copied_bytes
 
 
 class Cut(NamedTuple):
@@ -131,11 +142,16 @@ class Cut(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A graph tensor in a spec, or on its way there (``spec`` None), and its bytes on a rank."""
+    """A graph tensor in a spec, or on its way there (``spec`` None), and its bytes on a rank.
+
+    Args:
+        repeats: it is a view that repeats: its memory has fewer bytes.
+    """
 
     tensor: str
     spec: ShardingSpec | None
     bytes: int
+    repeats: bool = False
 
 
 @dataclass(frozen=True)

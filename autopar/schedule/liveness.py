@@ -87,8 +87,8 @@ def _staging_at(schedule: Schedule, index: int) -> dict[str, int]:
             found[STAGING + item.of] = schedule.collectives[item.of].staging_bytes
         elif item.kind == "wait" and place < index:
             found.pop(STAGING + item.of, None)
-        elif item.kind == "run" and place == index and schedule.operations[item.of].strategy.workspace:
-            found[STAGING + item.of] = schedule.operations[item.of].strategy.workspace
+        elif item.kind == "run" and place == index and schedule.operations[item.of].workspace:
+            found[STAGING + item.of] = schedule.operations[item.of].workspace
     return found
 
 

@@ -21,6 +21,7 @@ from autopar.schedule.assignment import AGAIN, FORWARD, OUTPUT, PHASES, Assignme
 from autopar.schedule.collectives import Collective, Part
 from autopar.schedule.deferred_loss import deferred_values
 from autopar.schedule.instructions import COMPUTE, Cut, Instruction, Kind, Limits, Operation, Value
+from autopar.schedule.repeating import Repeating
 from autopar.schedule.schedule import Schedule
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine
@@ -65,8 +66,9 @@ class Prices:
         self._routes: dict[object, tuple[Leg, ...]] = {}
         """By shape, dtype and the two specs."""
         self.fusable = find_fusable_additions(graph) if machine.issue_seconds else {}
-        self._taken: dict[int, Taken] = {}
-        """By identity of the leg in ``_routes``."""
+        self.repeating = Repeating(graph, machine)
+        self._taken: dict[tuple[int, bool], Taken] = {}
+        """By identity of the leg in ``_routes``, and whether its source repeats."""
 
     def run(self, op: Op, strategy: Strategy) -> _Priced:
         """The price of an operator; operators of one kind in one strategy share it."""
@@ -93,9 +95,10 @@ class Prices:
 
     def taken(self, call: Collective, leg: Leg) -> Taken:
         """See ``taken_by``: of a call of one part, that of a leg of a ``route``."""
-        if id(leg) not in self._taken:
-            self._taken[id(leg)] = taken_by(call, self.machine)
-        return self._taken[id(leg)]
+        key = id(leg), call.parts[0].repeats
+        if key not in self._taken:
+            self._taken[key] = taken_by(call, self.machine)
+        return self._taken[key]
 
 
 @dataclass
@@ -152,8 +155,8 @@ class _Writer:
             for value in self.before.get(reader, ()):
                 self._make(value, reader)
 
-    def _value(self, name: str, tensor: str, spec: ShardingSpec) -> None:
-        self.values[name] = Value(tensor, spec, pricing.local_bytes(self.graph.tensors[tensor], spec, self.machine))
+    def _value(self, name: str, tensor: str, spec: ShardingSpec, repeats: bool = False) -> None:
+        self.values[name] = Value(tensor, spec, pricing.local_bytes(self.graph.tensors[tensor], spec, self.machine), repeats)
 
     def _add(
         self, kind: Kind, phase: Moment, reads: tuple[str, ...], writes: tuple[str, ...], stream: str, seconds: float, size: int, of: str,
@@ -195,10 +198,11 @@ class _Writer:
             known = self.values[value].spec
             assert known is spec or known == spec, f"{name} reads {value} as {self.values[value].spec}, its strategy needs {spec}"
         writes = tuple([tensor + suffix for tensor in op.outputs]) if suffix else op.outputs
-        priced = self.prices.run(op, strategy)
-        for value, tensor, spec, size in zip(writes, op.outputs, strategy.outputs, priced.sizes, strict=True):
-            self.values[value] = Value(tensor, spec, size)
-        self.operations[name] = Operation(op, strategy)
+        priced, repeating = self.prices.run(op, strategy), self.prices.repeating
+        sources = [self.values[value].repeats for value in reads]
+        made = zip(writes, op.outputs, strategy.outputs, priced.sizes, repeating.results(op, strategy, sources), strict=True)
+        self.values.update((value, Value(tensor, spec, size, again)) for value, tensor, spec, size, again in made)
+        self.operations[name] = repeating.operation(op, strategy, sources)
         taken = 0 if priced.alias and reads else sum(priced.sizes)
         self._add("run", phase, reads, writes, priced.stream, priced.seconds, taken, name, priced.launches, priced.reads_back or None)
 
@@ -214,14 +218,14 @@ class _Writer:
         del self.waiting[value]
         phase: Moment = "recompute" if layout.half != FORWARD and reader.endswith(AGAIN) else layout.half
         layout = self.layouts[value] = Layout(value, layout.tensor, layout.source, layout.spec, phase, reader)
-        spec = self.values[layout.source].spec
+        spec, repeats = self.values[layout.source].spec, self.values[layout.source].repeats
         assert spec is not None
         tensor = self.graph.tensors[layout.tensor]
         route = self.prices.route(tensor, spec, layout.spec)
         if not route:
             self.cuts[value] = Cut(layout, None)
             self._add("slice", phase, (layout.source,), (value,), "", 0.0, 0, value)
-        for part, leg in zip(parts_of(layout, spec, tensor, route), route, strict=True):
+        for part, leg in zip(parts_of(layout, spec, tensor, route, repeats), route, strict=True):
             last = part.target == value
             self.values[part.target] = Value(layout.tensor, layout.spec if last else None, part.target_bytes)
             if part.step.is_collective:
@@ -230,7 +234,7 @@ class _Writer:
             else:
                 self.cuts[part.target] = Cut(layout, part)
                 self._add("slice", phase, (part.source,), (part.target,), "", 0.0, part.target_bytes, value)
-        self._value(value, layout.tensor, layout.spec)
+        self._value(value, layout.tensor, layout.spec, repeats and not route)
 
     def _call(self, part: Part, leg: Leg) -> None:
         call = Collective(part.target, (part,))
@@ -296,20 +300,24 @@ def route_of(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine
     return tuple(map(Leg, reshard.steps, reshard.shapes))
 
 
-def parts_of(layout: Layout, spec: ShardingSpec, tensor: Tensor, route: Sequence[Leg]) -> tuple[Part, ...]:
-    """The steps of a layout, made of its source in ``spec``; step n makes ``VALUE#n``, the last one ``VALUE``."""
+def parts_of(layout: Layout, spec: ShardingSpec, tensor: Tensor, route: Sequence[Leg], repeats: bool = False) -> tuple[Part, ...]:
+    """The steps of a layout, made of its source in ``spec``; step n makes ``VALUE#n``, the last one ``VALUE``.
+
+    Args:
+        repeats: its source is a view that repeats; what the first step makes is none.
+    """
     found, source, size = [], layout.source, DTYPE_BYTES[tensor.dtype]
     for number, (step, shapes) in enumerate(route, 1):
         target = layout.value if number == len(route) else f"{layout.value}#{number}"
-        found.append(Part(layout, number - 1, step, source, target, shapes, size, tensor.dtype, spec))
+        found.append(Part(layout, number - 1, step, source, target, shapes, size, tensor.dtype, spec, repeats=repeats and number == 1))
         source = target
     return tuple(found)
 
 
-def steps_of(layout: Layout, spec: ShardingSpec, graph: Graph, machine: Machine) -> tuple[Part, ...]:
+def steps_of(layout: Layout, spec: ShardingSpec, graph: Graph, machine: Machine, repeats: bool = False) -> tuple[Part, ...]:
     """The steps that make ``layout`` of its source in ``spec``: see ``parts_of``."""
     tensor = graph.tensors[layout.tensor]
-    return parts_of(layout, spec, tensor, route_of(tensor, spec, layout.spec, machine))
+    return parts_of(layout, spec, tensor, route_of(tensor, spec, layout.spec, machine), repeats)
 
 
 class Taken(NamedTuple):

@@ -152,7 +152,7 @@ class Schedule:
 
     def operator_seconds(self, name: str) -> float:
         """Seconds of one operator without the collectives inside it; the same for operators of one kind in one strategy."""
-        op, strategy = self.operations[name]
+        op, strategy, *_ = self.operations[name]
         key = self.graph.kinds[op.name], id(strategy)
         if key not in self._seconds:
             self._seconds[key] = pricing.compute_seconds(op, self.graph.tensors, strategy, self.machine)

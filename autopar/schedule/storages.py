@@ -58,7 +58,7 @@ def may_take(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
     """
     if item.kind != "run" or len(item.writes) != 1:
         return ()
-    op, strategy = schedule.operations[item.of]
+    op, strategy, *_ = schedule.operations[item.of]
     places = may_write_over(op)
     if not places or strategy.inner:
         return ()

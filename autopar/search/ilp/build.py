@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.graph import Phase
+from autopar.graph import Graph, Op, Phase
 from autopar.rules import is_alias
 from autopar.schedule import OUTPUT
 from autopar.search.choices.space import IMPOSSIBLE, Space
@@ -83,7 +83,7 @@ def _readers(model: Model, times: Mapping[str, int]) -> dict[str, list[Reader]]:
         node = model.node_number["op", op.name]
         for position, tensor in enumerate(op.inputs):
             sums = tuple(sum(bool(spec.partial) for spec in strategy.inputs) > 1 for strategy in choices.strategies)
-            reader = Reader(node, choices.inputs(position), op.name, position, op.phase, times[op.name], is_alias(op), sums)
+            reader = Reader(node, choices.inputs(position), op.name, position, op.phase, times[op.name], _follows(op, graph), sums)
             found[tensor].append(reader)
     for index, output in enumerate(graph.outputs):
         name = f"{OUTPUT}{index}"
@@ -93,6 +93,11 @@ def _readers(model: Model, times: Mapping[str, int]) -> dict[str, list[Reader]]:
         time = times[producer.name] if producer else 0
         found[output.tensor].append(Reader(node, model.nodes[node].specs, name, 0, phase, time, False))
     return found
+
+
+def _follows(op: Op, graph: Graph) -> bool:
+    """Whether a reshard after the operator costs no more than before it: a view does that does not repeat its source."""
+    return is_alias(op) and all(graph.tensors[name].elements <= graph.tensors[op.inputs[0]].elements for name in op.outputs)
 
 
 def _add_site(model: Model, tensor: str, readers: list[Reader], runs: RecomputeTimes | None, times: Mapping[str, int]) -> None:

@@ -86,7 +86,7 @@ class Reader:
         specs: the spec that each choice of the node needs.
         position: of the tensor among its inputs.
         time: its place among the operators.
-        follows: whether it is a view, which takes a spec as it is if it can.
+        follows: whether it is a view that takes a spec as it is if it can.
         sums: whether each choice adds several partial sums.
     """
 

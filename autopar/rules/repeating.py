@@ -1,0 +1,125 @@
+"""Views that repeat: several of their elements lie at one place of memory, as along an expanded dim or in windows that overlap.
+
+Such a view takes less memory than its size. Whoever needs it dense, a collective for one, copies it first. A reshard of it is dense.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from autopar.graph import Graph, Op, Tensor
+from autopar.rules.facts import is_alias, stores
+from autopar.rules.lookup import find_rule
+from autopar.rules.products import CONTRACTION, parse_equation
+
+Repeated = Mapping[int, int]
+"""The dims of a view along which elements are repeated, each with the number of entries that memory has for it. Empty: it is dense."""
+DENSE: Repeated = {}
+UNNAMED = "_"
+"""A factor that no axis splits. A dim without factors is one too."""
+
+
+def find_repeated(graph: Graph) -> Mapping[str, Repeated]:
+    """The tensors that are views which repeat, as long as nothing is resharded in between."""
+    found: dict[str, Repeated] = {}
+    for op in graph.ops:
+        if op.inputs and is_alias(op):
+            made = zip(op.outputs, repeated_dims(op, graph.tensors, found.get(op.inputs[0], DENSE)), strict=True)
+            found.update((tensor, dims) for tensor, dims in made if dims)
+    return found
+
+
+def repeated_dims(op: Op, tensors: Mapping[str, Tensor], given: Repeated) -> tuple[Repeated, ...]:
+    """The repeated dims of each output of a view.
+
+    Args:
+        given: those of its input.
+    """
+    source = tensors[op.inputs[0]]
+    shapes = [tensors[name].shape for name in op.outputs]
+    if stores(op) or (not given and all(math.prod(shape) <= source.elements for shape in shapes)):
+        return (given,) * len(shapes)
+    rule, stored = find_rule(op, tensors), dict[str, int]()
+    for dim, names in enumerate(rule.inputs[0]):
+        named = [name for name in names if name != UNNAMED]
+        stored.update((name, 1 if dim in given else rule.extent[name]) for name in named)
+        stored.update((name, given[dim]) for name in named[:1] if dim in given)
+    return tuple(_of_output(names, shape, source.shape, stored, given) for names, shape in zip(rule.outputs, shapes, strict=True))
+
+
+def _of_output(
+    factors: Sequence[Sequence[str]], shape: Sequence[int], source: Sequence[int], stored: Mapping[str, int], given: Repeated
+) -> Repeated:  # fmt: skip
+    """The repeated dims of one output.
+
+    Args:
+        factors: of each of its dims.
+        stored: the entries that memory has for each factor of the input; it has one for all others.
+    """
+    found, unnamed = dict[int, int](), list[int]()
+    for dim, names in enumerate(factors):
+        if not names or UNNAMED in names:
+            unnamed.append(dim)
+            found.update({dim: given[dim]} if len(source) == len(shape) and dim in given else {})
+        elif (entries := math.prod(stored.get(name, 1) for name in names)) != shape[dim]:
+            found[dim] = entries
+    had, has = stored_elements(source, given), stored_elements(shape, found)
+    if has > had and unnamed:  # windows of a whole dim
+        others = has // math.prod(found.get(dim, shape[dim]) for dim in unnamed)
+        found.update(dict.fromkeys(unnamed, 1))
+        found[unnamed[0]] = had // others
+    return found
+
+
+def stored_elements(shape: Sequence[int], repeated: Repeated) -> int:
+    """The elements that memory has of a view, or of a rank's part of it."""
+    return math.prod(repeated.get(dim, extent) for dim, extent in enumerate(shape))
+
+
+def repeats(shape: Sequence[int], repeated: Repeated) -> bool:
+    """Whether memory has fewer elements than a view, or than a rank's part of it, of this shape."""
+    return bool(repeated) and math.prod(shape) > stored_elements(shape, repeated)
+
+
+def find_copied(op: Op, shapes: Sequence[Sequence[int]], repeated: Sequence[Repeated]) -> tuple[int, ...]:
+    """The positions of the operands that an operator copies before it reads them.
+
+    A contraction reads operands as matrices. Dims that it takes as one must lie in memory as one.
+
+    Args:
+        shapes: of the operands on a rank.
+        repeated: the repeated dims of each operand.
+    """
+    if op.target != CONTRACTION or not any(repeated):
+        return ()
+    first, second, result = parse_equation(op.args[2])
+    operands = zip((first, second), (second, first), shapes, repeated, strict=True)
+    return tuple(
+        [
+            position
+            for position, (own, other, shape, dims) in enumerate(operands)
+            if repeats(shape, dims) and not _is_matrix(own, other, result, shape, dims)
+        ]
+    )
+
+
+def _is_matrix(own: Sequence[str], other: Sequence[str], result: Sequence[str], shape: Sequence[int], dims: Repeated) -> bool:
+    """Whether the factors of an operand that a contraction takes as one dim lie in memory as one: each begins where the next one ends."""
+    strides, sizes, stride = dict[str, int | None](), dict(zip(own, shape, strict=True)), 1
+    windows = any(entries > 1 for entries in dims.values())
+    for dim in reversed(range(len(shape))):
+        strides[own[dim]] = stride if dim not in dims else None if windows else 0
+        stride *= dims.get(dim, shape[dim])
+    for taken in (
+        [name for name in result if name in own and name in other],
+        [name for name in result if name in own and name not in other],
+        sorted(name for name in own if name in other and name not in result),
+    ):
+        long = [name for name in taken if sizes[name] > 1]
+        for one, behind in pairwise(long):
+            before, after = strides[one], strides[behind]
+            if before is None or after is None or before != after * sizes[behind]:
+                return False
+    return True
