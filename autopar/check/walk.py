@@ -202,7 +202,7 @@ class Walk:
         for entry, made in zip(row.outputs, repeated_dims(op, self.tensors, self._dims.get(op.inputs[0], DENSE)), strict=True):
             part = largest(entry.shape, ShardingSpec.parse(entry.spec), sizes)
             self._dims[entry.tensor] = made
-            if repeats(part, made) and (reads[0] in self.repeating or math.prod(part) > math.prod(parts[0])):
+            if repeats(part, made):
                 self.repeating.add(entry.value or entry.tensor)
 
     def _sums(self) -> Iterator[Difference]:

@@ -181,8 +181,8 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
                 make(layouts[value])
         name = row.name.removesuffix(AGAIN)
         op, strategy, sources = graph.op[name], chosen[name], [values[value].repeats for value in reads]
-        for entry, spec, again in zip(row.outputs, strategy.outputs, repeating.results(op, strategy, sources), strict=True):
-            add(entry.value or entry.tensor, entry.tensor, spec, again)
+        for entry, spec in zip(row.outputs, strategy.outputs, strict=True):
+            add(entry.value or entry.tensor, entry.tensor, spec, repeating.result(entry.tensor, spec))
         return repeating.operation(op, strategy, sources)
 
     for _, _, row in plan.entering:

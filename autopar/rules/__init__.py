@@ -48,7 +48,7 @@ from autopar.rules.lookup import find_rule, table
 from autopar.rules.notation import parse
 from autopar.rules.own import rule
 from autopar.rules.products import CONTRACTION, Product, find_fusable_additions, find_product, is_plain_addition
-from autopar.rules.repeating import DENSE, Repeated, find_copied, find_repeated, repeated_dims, repeats, stored_elements
+from autopar.rules.repeating import DENSE, Repeated, find_copied, find_repeated, is_expansion, repeated_dims, repeats, stored_elements
 from autopar.rules.rule import ShardingRule
 from autopar.rules.work import flops
 
@@ -73,6 +73,7 @@ __all__ = [
     "flops",
     "ignored_number",
     "is_alias",
+    "is_expansion",
     "is_plain_addition",
     "issued_kernels",
     "kernel_launches",

@@ -31,6 +31,11 @@ def find_repeated(graph: Graph) -> Mapping[str, Repeated]:
     return found
 
 
+def is_expansion(op: Op, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether an operator is a view that is larger than its source. A reshard costs less before it than after it."""
+    return bool(op.inputs) and is_alias(op) and any(tensors[name].elements > tensors[op.inputs[0]].elements for name in op.outputs)
+
+
 def repeated_dims(op: Op, tensors: Mapping[str, Tensor], given: Repeated) -> tuple[Repeated, ...]:
     """The repeated dims of each output of a view.
 
@@ -39,7 +44,7 @@ def repeated_dims(op: Op, tensors: Mapping[str, Tensor], given: Repeated) -> tup
     """
     source = tensors[op.inputs[0]]
     shapes = [tensors[name].shape for name in op.outputs]
-    if stores(op) or (not given and all(math.prod(shape) <= source.elements for shape in shapes)):
+    if stores(op) or not (given or is_expansion(op, tensors)):
         return (given,) * len(shapes)
     rule, stored = find_rule(op, tensors), dict[str, int]()
     for dim, names in enumerate(rule.inputs[0]):

@@ -200,8 +200,8 @@ class _Writer:
         writes = tuple([tensor + suffix for tensor in op.outputs]) if suffix else op.outputs
         priced, repeating = self.prices.run(op, strategy), self.prices.repeating
         sources = [self.values[value].repeats for value in reads]
-        made = zip(writes, op.outputs, strategy.outputs, priced.sizes, repeating.results(op, strategy, sources), strict=True)
-        self.values.update((value, Value(tensor, spec, size, again)) for value, tensor, spec, size, again in made)
+        for value, tensor, spec, size in zip(writes, op.outputs, strategy.outputs, priced.sizes, strict=True):
+            self.values[value] = Value(tensor, spec, size, repeating.result(tensor, spec))
         self.operations[name] = repeating.operation(op, strategy, sources)
         taken = 0 if priced.alias and reads else sum(priced.sizes)
         self._add("run", phase, reads, writes, priced.stream, priced.seconds, taken, name, priced.launches, priced.reads_back or None)

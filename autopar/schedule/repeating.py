@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from autopar import pricing
 from autopar.graph import Graph, Op
-from autopar.rules import DENSE, find_copied, find_repeated, is_alias, repeats
+from autopar.rules import DENSE, find_copied, find_repeated, repeats
 from autopar.schedule.instructions import Operation
-from autopar.sharding import Strategy
+from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine
 
 
@@ -24,24 +23,17 @@ class Repeating:
         self.graph, self.machine = graph, machine
         self.tensors = find_repeated(graph)
 
-    def results(self, op: Op, strategy: Strategy, sources: Iterable[bool]) -> tuple[bool, ...]:
-        """Whether each result of an operator is a view that repeats.
-
-        Args:
-            sources: the same of each value that it reads: a reshard of such a view is none.
-        """
-        if self.tensors.keys().isdisjoint(op.outputs) or not is_alias(op):
-            return (False,) * len(op.outputs)
-        sizes, tensors = self.machine.mesh.sizes, self.graph.tensors
-        given = math.prod(strategy.inputs[0].local_shape(tensors[op.inputs[0]].shape, sizes))
-        viewed, found = next(iter(sources)), []
-        for name, spec in zip(op.outputs, strategy.outputs, strict=True):
-            shape = spec.local_shape(tensors[name].shape, sizes)
-            found.append(repeats(shape, self.tensors.get(name, DENSE)) and (viewed or math.prod(shape) > given))
-        return tuple(found)
+    def result(self, tensor: str, spec: ShardingSpec) -> bool:
+        """Whether a tensor is a view that repeats where an operator makes it in this spec. A reshard of it is none."""
+        dims = self.tensors.get(tensor, DENSE)
+        return bool(dims) and repeats(spec.local_shape(self.graph.tensors[tensor].shape, self.machine.mesh.sizes), dims)
 
     def operation(self, op: Op, strategy: Strategy, sources: Sequence[bool]) -> Operation:
-        """The operator with the operands that it copies since they repeat; ``sources`` as for ``results``."""
+        """The operator with the operands that it copies since they repeat.
+
+        Args:
+            sources: whether each value that it reads is a view that repeats.
+        """
         if not any(sources):
             return Operation(op, strategy)
         sizes, tensors = self.machine.mesh.sizes, [self.graph.tensors[name] for name in op.inputs]

@@ -15,6 +15,7 @@ import numpy as np
 from autopar.graph import DTYPE_BYTES, Tensor
 from autopar.reshard import Asked, Calls, find_ways
 from autopar.reshard.planning import alike, is_fine
+from autopar.rules import DENSE, Repeated
 from autopar.sharding import REDUCTIONS, ShardingSpec
 from cost_models import Machine
 
@@ -49,11 +50,17 @@ class ReshardPricing:
         self.axes, self.fine = len(self.sizes), is_fine(machine)
         self.groups = () if self.fine else alike(machine)
         self.columns = 3 + len(links)
-        self._known: dict[tuple[tuple[int, ...], str], _Known] = {}
+        self._known: dict[object, _Known] = {}
+        """By shape, dtype and repeated dims."""
         self._copies: dict[tuple[int, str], tuple[float, float]] = {}
 
-    def tables(self, tensor: Tensor, sources: Sequence[ShardingSpec], targets: Sequence[ShardingSpec]) -> np.ndarray:
+    def tables(
+        self, tensor: Tensor, sources: Sequence[ShardingSpec], targets: Sequence[ShardingSpec], repeated: Repeated = DENSE
+    ) -> np.ndarray:  # fmt: skip
         """Prices of each reshard; shape [sources, targets, 3 + links].
+
+        Args:
+            repeated: of the sources; a call that begins with one which repeats copies it.
 
         The columns are seconds with copies, infinite where impossible; seconds for which each link is held, without latencies; copies with
         launches; and copies without.
@@ -62,11 +69,11 @@ class ReshardPricing:
         other = np.where((other == SUM) & (one >= UNUSED), UNUSED, other)  # a whole value becomes a partial sum for nothing
         pairs = self._renamed(one, other, len(tensor.shape)).reshape(-1, 2 * self.axes)
         first, inverse = _distinct(pairs)
-        known = self._known.setdefault((tensor.shape, tensor.dtype), _Known(np.zeros((0, self.columns))))
+        known = self._known.setdefault((tensor.shape, tensor.dtype, tuple(repeated.items())), _Known(np.zeros((0, self.columns))))
         codes = [code.tobytes() for code in pairs[first]]
         fresh = [place for place, code in enumerate(codes) if code not in known.row]
         if fresh:
-            made = self._padded_prices(tensor, pairs[first[fresh]])
+            made = self._padded_prices(tensor, pairs[first[fresh]], repeated)
             known.row.update((codes[place], len(known.prices) + number) for number, place in enumerate(fresh))
             known.prices = np.concatenate([known.prices, made])
         rows = np.array([known.row[code] for code in codes], dtype=np.int64)
@@ -86,18 +93,18 @@ class ReshardPricing:
             found[:, :, :, list(group)] = np.take_along_axis(found[:, :, :, list(group)], order, axis=3)
         return found
 
-    def _padded_prices(self, tensor: Tensor, pairs: Codes) -> np.ndarray:
+    def _padded_prices(self, tensor: Tensor, pairs: Codes, repeated: Repeated) -> np.ndarray:
         """The price row of each pair. Pairs that pad the tensor to the same shape are priced together.
 
         A dim that both specs split but pad differently is priced as gathered. The slice that follows costs nothing.
         """
         shape = np.array(tensor.shape, dtype=np.int64)
         if not (shape % self.sizes.prod()).any():
-            return self._prices(tensor, pairs, shape > shape)
+            return self._prices(tensor, pairs, shape > shape, repeated)
         splits = [np.where(codes >= 0, codes // self.axes, -1) for codes in (pairs[:, : self.axes], pairs[:, self.axes :])]
         counts = [np.stack([np.where(dims == dim, self.sizes, 1).prod(axis=1) for dim in range(len(shape))], axis=1) for dims in splits]
         if not any((shape % cut).any() for cut in counts):
-            return self._prices(tensor, pairs, shape > shape)
+            return self._prices(tensor, pairs, shape > shape, repeated)
         one, other = (np.where(cut > 1, -(-shape // cut) * cut, 0) for cut in counts)
         cuts = [np.stack([self._size_codes(dims == dim) for dim in range(len(shape))], axis=1) for dims in splits]
         unlike = (one != other) | ((cuts[0] != cuts[1]) & (one != shape))
@@ -108,7 +115,7 @@ class ReshardPricing:
         found = np.zeros((len(pairs), self.columns))
         for length in np.unique(filled, axis=0):
             some = np.flatnonzero((filled == length).all(axis=1))
-            found[some] = self._prices(replace(tensor, shape=tuple(length.tolist())), pairs[some], length > shape)
+            found[some] = self._prices(replace(tensor, shape=tuple(length.tolist())), pairs[some], length > shape, repeated)
         return found
 
     def _size_codes(self, axes: np.ndarray) -> np.ndarray:
@@ -118,7 +125,7 @@ class ReshardPricing:
             found = np.where(among & (size > 1), found * (self.sizes.max() + 1) + size, found)
         return found
 
-    def _prices(self, tensor: Tensor, pairs: Codes, longer: np.ndarray) -> np.ndarray:
+    def _prices(self, tensor: Tensor, pairs: Codes, longer: np.ndarray, repeated: Repeated) -> np.ndarray:
         """The price row of each pair.
 
         Args:
@@ -139,7 +146,7 @@ class ReshardPricing:
             asked.append(Asked(some, self._spec(one, rank, source), partial(self._spec, codes, rank), *where, order[some]))
         ways = find_ways(tensor.shape, size, asked, self.machine, self.fine, self.links)
         filled = (ways.moved & longer).any(axis=1)
-        copies = self._copy_seconds(tensor, ways.calls, filled)
+        copies = self._copy_seconds(tensor, ways.calls, filled, self._repeating(shape, one, repeated))
         return np.concatenate([ways.seconds[:, None] + copies[:, :1], ways.loads, copies], axis=1)
 
     def _spec(self, codes: Codes, rank: int, row: int) -> ShardingSpec:
@@ -151,18 +158,30 @@ class ReshardPricing:
         pending = tuple((axis, REDUCTIONS[UNUSED - 1 - place]) for axis, place in enumerate(codes[row].tolist()) if place < UNUSED)
         return ShardingSpec(dims, pending)
 
-    def _copy_seconds(self, tensor: Tensor, calls: Calls, filled: np.ndarray) -> np.ndarray:
+    def _repeating(self, shape: np.ndarray, sources: Codes, repeated: Repeated) -> np.ndarray:
+        """Into how many parts each source that repeats is cut along each dim, 0 of others; shape [pairs, dims]."""
+        if not repeated:
+            return np.zeros((len(sources), len(shape)), dtype=np.int64)
+        dims = np.where(sources >= 0, sources // self.axes, -1)
+        counts = np.stack([np.where(dims == dim, self.sizes, 1).prod(axis=1) for dim in range(len(shape))], axis=1)
+        held = shape // counts
+        stored = np.stack([repeated.get(dim, held[:, dim]) * np.ones(len(held), dtype=np.int64) for dim in range(len(shape))], axis=1)
+        return np.where((held.prod(axis=1) > stored.prod(axis=1))[:, None], counts, 0)
+
+    def _copy_seconds(self, tensor: Tensor, calls: Calls, filled: np.ndarray, repeating: np.ndarray) -> np.ndarray:
         """Seconds of the copies of each pair's calls, with launches and without; shape [pairs, 2]. See ``reshard.steps.copied_alone``.
 
         Args:
             filled: the pairs whose collectives pad, and so copy both what is sent and what is received; shape [pairs].
+            repeating: see ``_repeating``; the call that begins from such a source copies what it sends.
         """
         found, extents = np.zeros((len(filled), 2)), np.array(tensor.shape, dtype=np.int64)
         copied, fills = np.zeros(len(calls.way), dtype=np.int64), filled[calls.way]
-        for counts, dim in ((calls.before, calls.cut), (calls.after, calls.joined)):
+        first = np.all(calls.before == repeating[calls.way], axis=1) & np.any(repeating > 0, axis=1)[calls.way]
+        for counts, dim, packed in ((calls.before, calls.cut, fills | first), (calls.after, calls.joined, fills)):
             held = extents // counts
             lead = np.where(np.arange(len(extents)) < dim[:, None], held, 1).prod(axis=1)
-            copied += np.where(fills | ((dim >= 0) & (lead > 1)), held.prod(axis=1), 0)
+            copied += np.where(packed | ((dim >= 0) & (lead > 1)), held.prod(axis=1), 0)
         distinct, back = np.unique(copied * DTYPE_BYTES[tensor.dtype], return_inverse=True)
         seconds = np.array([self._copy(elements, tensor.dtype) for elements in distinct.tolist()]).reshape(-1, 2)
         np.add.at(found, calls.way, seconds[back])

@@ -6,7 +6,6 @@ Operators with equal targets, arguments and shapes share strategies and prices, 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -17,7 +16,7 @@ from autopar import pricing
 from autopar.effort import Budget
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, Op, Tensor
 from autopar.reshard.cuts import prime_cut
-from autopar.rules import find_rule, strategies
+from autopar.rules import DENSE, Repeated, find_repeated, find_rule, stored_elements, strategies
 from autopar.schedule import OUTPUT, Assignment
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.reshard_tables import ReshardPricing, axis_codes, split_codes
@@ -186,6 +185,11 @@ class Space:
         return len(plan.strategies) == len(ops) and all(plan.strategies[op.name] in self.op_choices(op).strategies for op in ops)
 
     @cached_property
+    def repeated(self) -> Mapping[str, Repeated]:
+        """The tensors that are views which repeat where an operator makes them."""
+        return find_repeated(self.graph)
+
+    @cached_property
     def uneven(self) -> UnevenSplits:
         """Dims and factors that may be split in unequal parts."""
         return find_uneven_splits(self.graph, self.machine)
@@ -280,13 +284,18 @@ class Space:
             / self.graph.microbatches
         )
 
-    def reshard_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
+    def reshard_table(
+        self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...], repeated: Repeated = DENSE
+    ) -> np.ndarray:  # fmt: skip
         """Seconds from each source spec to each target spec, infinite where impossible; shape [sources, targets].
+
+        Args:
+            repeated: the repeated dims of the tensor in its sources.
 
         Raises:
             Late: the budget is used up.
         """
-        return self._reshard_tables(tensor, sources, targets)[0]
+        return self._reshard_tables(tensor, sources, targets, repeated)[0]
 
     def load_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...], link: str) -> np.ndarray:
         """Seconds for which each reshard holds ``link``, without latencies; shape [sources, targets].
@@ -295,13 +304,17 @@ class Space:
         """
         return self._reshard_tables(tensor, sources, targets)[1 + self.links.index(link)]
 
-    def copy_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
+    def copy_table(
+        self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...], repeated: Repeated = DENSE
+    ) -> np.ndarray:  # fmt: skip
         """Seconds of the copies that each reshard needs beside its collectives (``schedule.Collective``); shape [sources, targets]."""
-        return self._reshard_tables(tensor, sources, targets)[-2]
+        return self._reshard_tables(tensor, sources, targets, repeated)[-2]
 
-    def least_copy_table(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
+    def least_copy_table(
+        self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...], repeated: Repeated = DENSE
+    ) -> np.ndarray:  # fmt: skip
         """Seconds of the copies without launches, which a bucket pays once: what copies add to the compute stream at least."""
-        return self._reshard_tables(tensor, sources, targets)[-1]
+        return self._reshard_tables(tensor, sources, targets, repeated)[-1]
 
     @property
     def _resharding(self) -> ReshardPricing:
@@ -314,14 +327,16 @@ class Space:
         """Every link that a collective on this mesh may hold."""
         return tuple(sorted({link for part in prime_cut(self.machine).parts for link in self.machine.links((part,))}))
 
-    def _reshard_tables(self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> Sequence[np.ndarray]:
+    def _reshard_tables(
+        self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...], repeated: Repeated = DENSE
+    ) -> Sequence[np.ndarray]:  # fmt: skip
         """Tables of shape [sources, targets]: seconds with copies, the load of each link, copies, copies without launches."""
-        key = (tensor.shape, tensor.dtype, sources, targets)
+        key = (tensor.shape, tensor.dtype, sources, targets, tuple(repeated.items()))
         found = self._tables.get(key)
         if found is None:
             self._check_budget()
             distinct_s, distinct_t = list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
-            small = self._resharding.tables(tensor, distinct_s, distinct_t)
+            small = self._resharding.tables(tensor, distinct_s, distinct_t, repeated)
             if self.budget is not None:
                 self.budget.charge(RESHARD_WORK * len(distinct_s) * len(distinct_t))
             row, column = ({spec: place for place, spec in enumerate(distinct)} for distinct in (distinct_s, distinct_t))
@@ -332,6 +347,11 @@ class Space:
             for table in found:
                 table.setflags(write=False)
         return found
+
+    def stored_bytes(self, tensor: str, specs: tuple[ShardingSpec, ...]) -> tuple[int, ...]:
+        """Bytes that memory has of a tensor on a rank under each spec, at least: a reshard of a view that repeats has more."""
+        value, repeated = self.graph.tensors[tensor], self.repeated.get(tensor, DENSE)
+        return _stored_bytes(value.shape, DTYPE_BYTES[value.dtype], specs, self.sizes, tuple(repeated.items()))
 
     def equality_table(self, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...]) -> np.ndarray:
         """0 where the specs are equal, infinite elsewhere; shape [sources, targets]."""
@@ -345,11 +365,9 @@ class Space:
         return found
 
 
-def spec_bytes(tensor: Tensor, specs: tuple[ShardingSpec, ...], machine: Machine) -> tuple[int, ...]:
-    """Bytes per rank of ``tensor`` under each spec."""
-    return _spec_bytes(tensor.shape, DTYPE_BYTES[tensor.dtype], specs, machine.mesh.sizes)
-
-
 @lru_cache(maxsize=1 << 10)
-def _spec_bytes(shape: tuple[int, ...], size: int, specs: tuple[ShardingSpec, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple([size * math.prod(spec.local_shape(shape, sizes)) for spec in specs])
+def _stored_bytes(
+    shape: tuple[int, ...], size: int, specs: tuple[ShardingSpec, ...], sizes: tuple[int, ...], repeated: tuple[tuple[int, int], ...]
+) -> tuple[int, ...]:  # fmt: skip
+    dims = dict(repeated)
+    return tuple([size * stored_elements(spec.local_shape(shape, sizes), dims) for spec in specs])

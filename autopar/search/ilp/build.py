@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.graph import Graph, Op, Phase
-from autopar.rules import is_alias
+from autopar.graph import Phase
+from autopar.rules import is_alias, is_expansion
 from autopar.schedule import OUTPUT
 from autopar.search.choices.space import IMPOSSIBLE, Space
 from autopar.search.ilp.memory_items import add_memory_items
@@ -80,10 +80,10 @@ def _readers(model: Model, times: Mapping[str, int]) -> dict[str, list[Reader]]:
     found: dict[str, list[Reader]] = {name: [] for name in graph.tensors}
     for op in graph.ops:
         choices = model.space.op_choices(op)
-        node = model.node_number["op", op.name]
+        node, follows = model.node_number["op", op.name], is_alias(op) and not is_expansion(op, graph.tensors)
         for position, tensor in enumerate(op.inputs):
             sums = tuple(sum(bool(spec.partial) for spec in strategy.inputs) > 1 for strategy in choices.strategies)
-            reader = Reader(node, choices.inputs(position), op.name, position, op.phase, times[op.name], _follows(op, graph), sums)
+            reader = Reader(node, choices.inputs(position), op.name, position, op.phase, times[op.name], follows, sums)
             found[tensor].append(reader)
     for index, output in enumerate(graph.outputs):
         name = f"{OUTPUT}{index}"
@@ -93,11 +93,6 @@ def _readers(model: Model, times: Mapping[str, int]) -> dict[str, list[Reader]]:
         time = times[producer.name] if producer else 0
         found[output.tensor].append(Reader(node, model.nodes[node].specs, name, 0, phase, time, False))
     return found
-
-
-def _follows(op: Op, graph: Graph) -> bool:
-    """Whether a reshard after the operator costs no more than before it: a view does that does not repeat its source."""
-    return is_alias(op) and all(graph.tensors[name].elements <= graph.tensors[op.inputs[0]].elements for name in op.outputs)
 
 
 def _add_site(model: Model, tensor: str, readers: list[Reader], runs: RecomputeTimes | None, times: Mapping[str, int]) -> None:
@@ -154,11 +149,12 @@ def _add_layout(
     else:
         wanted.update(_unmasked_specs(readers[0], specs))
     chosen, whole = tuple(wanted), model.space.graph.tensors[site.tensor]
-    table = model.masked(model.space.reshard_table(whole, specs, chosen), specs, chosen)
+    repeated = model.repeated(source, whole)
+    table = model.masked(model.space.reshard_table(whole, specs, chosen, repeated), specs, chosen)
     reachable = np.isfinite(table).any(axis=0)
     if not reachable.all():
         chosen = tuple(spec for spec, keep in zip(chosen, reachable, strict=True) if keep)
-        table = model.masked(model.space.reshard_table(whole, specs, chosen), specs, chosen)
+        table = model.masked(model.space.reshard_table(whole, specs, chosen, repeated), specs, chosen)
     late = (False,) * len(chosen) + (True,) * len(chosen) if twice else ()
     if twice:
         chosen, table = chosen * 2, np.hstack([table, table])
@@ -203,7 +199,7 @@ def _connect_readers(
         if alone and not any(reader.sums):
             model.connect(source, reader.node, same, phase=phase)
             continue
-        table = _reader_table(model, tensor, specs, reader)
+        table = _reader_table(model, tensor, source, specs, reader)
         table = np.where((table == 0) | (same == 0), table, IMPOSSIBLE) if alone else table
         model.connect(
             source, reader.node, table, _microbatch_share(model, reader), phase=phase,
@@ -222,9 +218,10 @@ def _unmasked_specs(reader: Reader, specs: tuple[ShardingSpec, ...]) -> dict[Sha
     return {replace(spec, partial=tuple(item for item in spec.partial if item[0] in axes)): None for spec in summed for axes in came}
 
 
-def _reader_table(model: Model, tensor: str, specs: tuple[ShardingSpec, ...], reader: Reader) -> np.ndarray:
+def _reader_table(model: Model, tensor: str, source: int, specs: tuple[ShardingSpec, ...], reader: Reader) -> np.ndarray:
     """Seconds of the reshard that a reader needs; shape [specs, reader's choices]."""
-    table = model.space.reshard_table(model.space.graph.tensors[tensor], specs, reader.specs)
+    whole = model.space.graph.tensors[tensor]
+    table = model.space.reshard_table(whole, specs, reader.specs, model.repeated(source, whole))
     table = model.masked(table, specs, reader.specs, reader.sums)
     return model.followed(table, specs, reader.specs) if reader.follows else table
 
@@ -235,7 +232,7 @@ def _connect_recomputations(
     """Edges to the recomputations that may read a tensor."""
     for reader in readers:
         moments = len(runs.times[reader.name])
-        table = recompute_read_table(model, free_if_gone(model, source, _reader_table(model, tensor, specs, reader)), moments)
+        table = recompute_read_table(model, free_if_gone(model, source, _reader_table(model, tensor, source, specs, reader)), moments)
         model.connect(
             source, model.node_number["recompute", reader.name], table, phase="backward", tensor=model.space.graph.tensors[tensor],
             sources=specs, targets=(reader.specs[0], *reader.specs * moments), readers=count,

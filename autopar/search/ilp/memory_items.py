@@ -9,6 +9,8 @@ time exactly one version of a storage counts, by the node that knows its spec. T
 - the layout that the readers of a phase share, from the first to the last of them;
 - the version that backward keeps.
 
+Of a view that repeats only what memory has of it counts, in whatever version: a reshard of it has more, which pairs know.
+
 An operator holds its workspace during its first run. Stored tensors (parameters, buffers, arguments) count throughout. While one is read,
 the version that is read counts in its place. So a gathered weight adds its size less the part that the rank stores.
 
@@ -26,7 +28,6 @@ from typing import TYPE_CHECKING
 from autopar.graph import DTYPE_BYTES, Op
 from autopar.rules import is_alias, may_write_over, storage_roots
 from autopar.schedule import OUTPUT
-from autopar.search.choices.space import spec_bytes
 from autopar.sharding import ShardingSpec
 from cost_models import optimizer_bytes
 
@@ -70,9 +71,7 @@ def _add_spans(model: Model, tensors: Sequence[str], covered: Sequence[tuple[int
         saved = model.sites[tensor].saved
         if saved is not None and model.nodes[saved].spans:
             node = model.nodes[saved]
-            for items, span, local in zip(
-                node.items, node.spans, spec_bytes(model.space.graph.tensors[tensor], node.specs, model.space.machine), strict=True
-            ):
+            for items, span, local in zip(node.items, node.spans, model.space.stored_bytes(tensor, node.specs), strict=True):
                 items.extend((first, last, local) for first, last in _subtract(span, covered))
 
 
@@ -82,7 +81,7 @@ def _add_stored(model: Model, tensor: str, away: Sequence[tuple[int, int]], end:
     home, value = model.nodes[model.node_number["input", tensor]], space.graph.tensors[tensor]
     trained = tensor in space.graph.stepped
     size = DTYPE_BYTES[value.dtype]
-    for items, local in zip(home.items, spec_bytes(value, home.specs, space.machine), strict=True):
+    for items, local in zip(home.items, space.stored_bytes(tensor, home.specs), strict=True):
         begin = 0
         for first, last in (*away, (end, end)):
             if first > begin:
@@ -102,7 +101,7 @@ def _add_gathered(model: Model, root: str, tensors: Sequence[str]) -> None:
         if site.saved is not None and not model.nodes[site.saved].spans:
             kept = model.nodes[site.saved]
             begin, end = _saved_time(model, tensor)
-            for choice, local in enumerate(spec_bytes(model.space.graph.tensors[tensor], kept.specs, model.space.machine)):
+            for choice, local in enumerate(model.space.stored_bytes(tensor, kept.specs)):
                 if end > begin and kept.from_layout[choice]:
                     kept.items[choice].append((begin, end, local))
             return
@@ -183,7 +182,7 @@ def _add_uncovered(model: Model, lives: Sequence[Lifetime]) -> list[tuple[int, i
     for begin, end, node, tensor, specs in lives:
         free = _subtract((begin, end), covered)
         if free:
-            sizes = spec_bytes(model.space.graph.tensors[tensor], specs, model.space.machine)
+            sizes = model.space.stored_bytes(tensor, specs)
             for items, local in zip(model.nodes[node].items, sizes, strict=True):
                 items.extend((first, last, local) for first, last in free)
             covered = sorted((*covered, *free))

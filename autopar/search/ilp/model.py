@@ -31,6 +31,7 @@ import numpy as np
 from autopar import pricing
 from autopar.effort import Budget
 from autopar.graph import Graph, Phase, Tensor
+from autopar.rules import DENSE, Repeated
 from autopar.schedule import Assignment
 from autopar.schedule.deferred_loss import may_be_deferred, most_deferred_bytes
 from autopar.schedule.ordering import phases_in_order
@@ -189,6 +190,10 @@ class Model:
 
         return self.cached((id(table), "follows"), make, table)
 
+    def repeated(self, source: int, tensor: Tensor) -> Repeated:
+        """The repeated dims of a tensor in the specs of a node. Of a layout it is not known whether it is the producer's version."""
+        return self.space.repeated.get(tensor.name, DENSE) if self.nodes[source].kind == "op" else DENSE
+
     def free_only(self, table: np.ndarray) -> np.ndarray:
         """``_free``, once per table."""
         return self.cached((id(table), "free"), lambda: _free(table), table)
@@ -206,12 +211,14 @@ class Model:
     def copies(self, edge: Edge) -> np.ndarray:
         """Seconds of the copies of an edge's reshards; 0 where nothing is resharded."""
         assert edge.tensor is not None
-        return self._where_moved(edge, "copies", self.space.copy_table(edge.tensor, edge.sources, edge.targets))
+        repeated = self.repeated(edge.source, edge.tensor)
+        return self._where_moved(edge, "copies", self.space.copy_table(edge.tensor, edge.sources, edge.targets, repeated))
 
     def least_copies(self, edge: Edge) -> np.ndarray:
         """Seconds that the copies of an edge's reshards add to the compute stream in any bucket, at least."""
         assert edge.tensor is not None
-        return self._where_moved(edge, "least", self.space.least_copy_table(edge.tensor, edge.sources, edge.targets))
+        repeated = self.repeated(edge.source, edge.tensor)
+        return self._where_moved(edge, "least", self.space.least_copy_table(edge.tensor, edge.sources, edge.targets, repeated))
 
     def _where_moved(self, edge: Edge, what: str, table: np.ndarray) -> np.ndarray:
         """The table where the edge reshards, 0 elsewhere; once per table of seconds."""

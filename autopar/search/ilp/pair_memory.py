@@ -15,6 +15,7 @@ import numpy as np
 from autopar import pricing
 from autopar.graph import DTYPE_BYTES, Tensor
 from autopar.reshard import cuts_inside, find_reshard, joins_inside
+from autopar.rules import repeats
 from autopar.search.ilp.memory_items import is_written_over
 from autopar.search.ilp.model import Edge, Model
 from autopar.sharding import ShardingSpec
@@ -60,7 +61,7 @@ def find_pairs(model: Model, choices: np.ndarray, time: int, times: Mapping[str,
     made = sum(pricing.local_bytes(space.graph.tensors[name], spec, space.machine) for name, spec in results)
     found = []
     for edge in _edges_before(model, number, time):
-        extra = _extra_bytes(edge, made, _outlives(model, edge, time), space.machine)
+        extra = _extra_bytes(model, edge, made, _outlives(model, edge, time))
         if extra.any():
             found.append(_make_pair(edge, extra, time))
     return found
@@ -92,31 +93,37 @@ def _outlives(model: Model, edge: Edge, time: int) -> bool:
     return any(reader.time > time for reader in (early if source.phase == "forward" else late))
 
 
-def _extra_bytes(edge: Edge, made: int, stays: bool, machine: Machine) -> np.ndarray:
+def _extra_bytes(model: Model, edge: Edge, made: int, stays: bool) -> np.ndarray:
     """Bytes beyond those of the target and ``made``, for each pair of choices; shape [sources, targets]."""
     assert edge.tensor is not None
     known: dict[tuple[ShardingSpec, ShardingSpec], int] = {}
-    for source in dict.fromkeys(edge.sources):
-        for target in dict.fromkeys(edge.targets):
+    sources, targets = tuple(dict.fromkeys(edge.sources)), tuple(dict.fromkeys(edge.targets))
+    dims, machine = model.repeated(edge.source, edge.tensor), model.space.machine
+    for source, whole in zip(sources, model.space.stored_bytes(edge.tensor.name, sources), strict=True):
+        beside, again = whole if stays else 0, repeats(source.local_shape(edge.tensor.shape, model.space.sizes), dims)
+        for target, stored in zip(targets, model.space.stored_bytes(edge.tensor.name, targets), strict=True):
             if source != target:
-                whole = pricing.local_bytes(edge.tensor, source, machine)
-                counted = pricing.local_bytes(edge.tensor, target, machine) + made
-                beside = whole if stays else 0
-                known[source, target] = beside + max(_peak_bytes(edge.tensor, source, target, machine) - counted - beside, 0)
+                most = _peak_bytes(edge.tensor, source, target, machine, whole if again else None)
+                known[source, target] = beside + max(most - stored - made - beside, 0)
     return np.array([[known.get((source, target), 0) for target in edge.targets] for source in edge.sources], dtype=np.int64)
 
 
-def _peak_bytes(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: Machine) -> int:
-    """The most bytes held at once while a reshard runs, its source included. An all-reduce writes over its source."""
+def _peak_bytes(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: Machine, stored: int | None) -> int:
+    """The most bytes held at once while a reshard runs, its source included. An all-reduce writes over its source.
+
+    Args:
+        stored: bytes of the source where it is a view that repeats, which is copied to travel.
+    """
     size = DTYPE_BYTES[tensor.dtype]
     found = find_reshard(tensor.shape, size, source, target, machine)
     most = 0
     for step, shapes in zip(found.steps, found.shapes, strict=True) if found is not None else ():
         before, sent, came, after = (math.prod(shape) * size for shape in (shapes.source, shapes.sent, shapes.came, shapes.target))
-        filled = step.is_collective and shapes.filled
-        staging = (sent if filled or cuts_inside(step, shapes.sent) else 0) + (came if filled or joins_inside(step, shapes.came) else 0)
-        in_place = STEP_KINDS[step.kind].in_place and not filled
-        most = max(most, (0 if in_place else before) + after + staging)
+        filled, reduces = step.is_collective and shapes.filled, STEP_KINDS[step.kind].in_place
+        packs = filled or cuts_inside(step, shapes.sent) or (step.is_collective and stored is not None and not reduces)
+        staging = (sent if packs else 0) + (came if filled or joins_inside(step, shapes.came) else 0)
+        before = 0 if reduces and not filled and stored is None else before if stored is None else stored
+        most, stored = max(most, before + after + staging), None
     return most
 
 
