@@ -23,6 +23,7 @@ same               nodes that only repeat a value
 provenance         the module path and source line of a node
 groups             equal layers
 buffer_in_place    what a call changes of a buffer, changed where it lies
+dense_gradients    gradients that are views of less memory than their size, copied
 microbatches       the call of one microbatch, and what their losses add up to
 diagnosis          errors at the user's line
 hidden_state       what forward keeps for its next call in attributes that are no buffers

@@ -21,6 +21,7 @@ from autopar.graph import Graph
 from autopar.importer.autograd_calls import check_hooks, warn_of_checkpoint
 from autopar.importer.blocks import Plain, find_blocks
 from autopar.importer.buffer_in_place import stored
+from autopar.importer.dense_gradients import with_dense_gradients
 from autopar.importer.diagnosis import diagnosed
 from autopar.importer.exported import Exported, Value, Whole, Within, all_held, check_plain, export
 from autopar.importer.groups import find_groups
@@ -116,7 +117,7 @@ def capture(
         if whole is None:
             exported, graph, found = _traced(model, call, weights, all_held, plain, train=train)
             whole = where_used(graph)
-        graph = stored(whole)
+        graph = with_dense_gradients(stored(whole))
         _check_dtypes(graph)
         if train:
             _check_gradients(exported, graph)

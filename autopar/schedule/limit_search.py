@@ -15,6 +15,7 @@ from functools import cached_property
 from autopar.effort import Budget, unlimited
 from autopar.graph import Graph
 from autopar.schedule.assignment import Assignment
+from autopar.schedule.expanding import expand_as_read
 from autopar.schedule.in_place import assign_in_place, clear_in_place
 from autopar.schedule.instructions import LEAN_LIMITS, Limits
 from autopar.schedule.limit_ladders import effective_bytes, fit_ladder, neighbour_limits
@@ -223,6 +224,18 @@ def improve_plan(
         memory=memory(schedule, optimizer), samples=((plan.samples[0][0], schedule),),
     )  # fmt: skip
     return improved if improved.memory.peak <= limit and improved.better(plan, limit) else plan
+
+
+def expand_plan(plan: ScheduledPlan, optimizer: str) -> ScheduledPlan:
+    """A plan whose expansions make at once what is read of them (``expand_as_read``). An estimated plan stays as it is."""
+    before = clear_in_place(plan.schedule)
+    made = before if plan.estimated else expand_as_read(before)
+    if made is before:
+        return plan
+    schedule = assign_in_place(made)
+    return replace(
+        plan, schedule=schedule, slots=simulated(schedule), memory=memory(schedule, optimizer), samples=((plan.samples[0][0], schedule),)
+    )
 
 
 def _reduce_held(limits: Limits, left_out: int) -> Limits:

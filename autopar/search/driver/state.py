@@ -11,7 +11,7 @@ import numpy as np
 
 from autopar.effort import Budget
 from autopar.schedule import Assignment, Limits
-from autopar.schedule.limit_search import LimitSearch, improve_plan
+from autopar.schedule.limit_search import LimitSearch, expand_plan, improve_plan
 from autopar.schedule.scheduled_plan import Sample, ScheduledPlan
 from autopar.search.bounds.surrogate import floor_of_model
 from autopar.search.folding.tied_model import TiedModel
@@ -259,9 +259,9 @@ class SearchState:
                 self.incumbent.plan = one if one.better(self.best, self.limit) else self.best
 
     def finish(self) -> None:
-        """Improves the order of the incumbent by local search."""
+        """Improves the order of the incumbent by local search, and leaves out slices of expansions."""
         assert self.best is not None
-        self.incumbent.plan = self.improve_order(self.best)
+        self.incumbent.plan = expand_plan(self.improve_order(self.best), self.model.space.optimizer)
 
     def improve_order(self, found: ScheduledPlan, effort: int = FINAL_MOVES) -> ScheduledPlan:
         """A plan after local search with ``effort`` times the usual moves, if anything is left to gain."""
