@@ -120,7 +120,7 @@ def _is_matrix(own: Sequence[str], other: Sequence[str], result: Sequence[str], 
     for taken in (
         [name for name in result if name in own and name in other],
         [name for name in result if name in own and name not in other],
-        sorted(name for name in own if name in other and name not in result),
+        [name for name in own if name in other and name not in result],
     ):
         long = [name for name in taken if sizes[name] > 1]
         for one, behind in pairwise(long):
