@@ -17,7 +17,7 @@ from tests.search.test_folding import graph as deep_graph
 
 
 def searched(count: int, **more: Any) -> SearchResult:
-    return find_plan(deep_graph(), machine("dp=4"), candidates=count, **more)
+    return find_plan(two_layers(), small_machine("dp=4"), candidates=count, **more)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_plans_by_hand_are_among_them_under_their_names(five: SearchResult) -> N
 
 def test_candidates_are_legal_schedules_of_the_whole_graph() -> None:
     """Of a deep graph, searched plans are extrapolated from fewer layers; candidates are not."""
-    found = searched(4, thresholds=EXTRAPOLATED, effort="low").candidates
+    found = find_plan(deep_graph(), machine("dp=4"), candidates=4, thresholds=EXTRAPOLATED, effort="low").candidates
     assert len(found) > 1
     for one in found:
         assert len(one.schedule.graph.ops) == len(deep_graph().ops)
@@ -48,10 +48,9 @@ def test_candidates_are_legal_schedules_of_the_whole_graph() -> None:
 
 
 def test_candidates_fit() -> None:
-    graph, on = two_layers(), small_machine("dp=4")
-    roomy = find_plan(graph, on, candidates=8)
+    roomy = searched(8)
     limit = max(one.memory.peak for one in roomy.candidates) - 1
-    short = find_plan(graph, on, candidates=8, memory_bytes=limit)
+    short = searched(8, memory_bytes=limit)
     assert all(one.memory.peak <= limit for one in short.candidates)
     assert 1 < len(short.candidates) <= len(roomy.candidates)
 

@@ -6,19 +6,16 @@ Measuring both would tell little, so the one that is predicted to be faster stan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from autopar.pricing import whole_axes
 from autopar.schedule import Memory, Schedule
 from autopar.schedule.freeing import free
 from autopar.schedule.legality import check_legal
 from autopar.schedule.scheduled_plan import ScheduledPlan
-
-if TYPE_CHECKING:
-    from autopar.search.driver.state import SearchState
 
 Plan = TypeVar("Plan")
 
@@ -70,7 +67,10 @@ class CandidatePool:
         self.plans = kept[: KEPT * self.count]
 
 
-def choose_candidates(search: SearchState, best: ScheduledPlan, baselines: Mapping[str, ScheduledPlan]) -> tuple[Candidate, ...]:
+def choose_candidates(
+    pool: CandidatePool, best: ScheduledPlan, baselines: Mapping[str, ScheduledPlan], limit: int,
+    schedule_at_full_depth: Callable[[ScheduledPlan], ScheduledPlan],
+) -> tuple[Candidate, ...]:  # fmt: skip
     """The candidates of an ended search, the fastest first: plans of the search and by hand in turn, each at full depth.
 
     Half are by hand where there are enough, since prices that mislead one search mislead all of its plans.
@@ -78,8 +78,8 @@ def choose_candidates(search: SearchState, best: ScheduledPlan, baselines: Mappi
     Args:
         best: the plan of the search, always a candidate.
         baselines: plans by hand, by name.
+        limit: bytes per rank.
     """
-    pool, limit = search.pool, search.limit
     if pool.count <= 1:
         return ()
     by_hand = sorted(((name, plan) for name, plan in baselines.items() if plan.memory.peak <= limit), key=lambda item: item[1].seconds)
@@ -88,14 +88,16 @@ def choose_candidates(search: SearchState, best: ScheduledPlan, baselines: Mappi
     for name, plan in _in_turn(by_hand, searched):
         if len(chosen) == pool.count:
             break
-        exact = search.schedule_at_full_depth(plan) if plan.estimated else plan
+        exact = schedule_at_full_depth(plan) if plan.estimated else plan
         if exact.memory.peak <= limit and not any(are_alike(exact.schedule, other.schedule) for _, other in chosen):
             chosen.append((name, exact))
-    times = search.model.planned_graph.microbatches
-    made = (
-        Candidate(name, check_legal(free(plan.schedule), "the search"), times * plan.seconds, plan.memory) for name, plan in chosen
-    )  # fmt: skip
+    made = (_make_candidate(name, plan) for name, plan in chosen)
     return tuple(sorted(made, key=lambda candidate: candidate.seconds))
+
+
+def _make_candidate(name: str, plan: ScheduledPlan) -> Candidate:
+    schedule = check_legal(free(plan.schedule), "the search")
+    return Candidate(name, schedule, schedule.graph.microbatches * plan.seconds, plan.memory)
 
 
 def merge_candidates(candidates: Iterable[Candidate], count: int) -> tuple[Candidate, ...]:

@@ -151,7 +151,7 @@ def _make_result(search: Search, best: ScheduledPlan, written: ScheduledBaseline
         written.contradicted, dict(model.space.unknown), search.sizes, clock.laps, search.interrupted, True,
         times * search.tied_seconds, times * search.bound, times * least,
         scheduled_plan=replace(best, assignment=model.unfold(best.assignment)), searched_assignment=best.assignment,
-        candidates=choose_candidates(search, best, written.rivals),
+        candidates=choose_candidates(search.pool, best, written.rivals, search.limit, search.schedule_at_full_depth),
     )  # fmt: skip
 
 
