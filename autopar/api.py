@@ -234,7 +234,7 @@ def tune(
     kwargs: Mapping[str, Any] | None = None,
     *,
     candidates: int = 5,
-    rounds: int = 10,
+    rounds: int = 20,
     mesh: MeshLike | None = None,
     devices: int | None = None,
     hardware: str | os.PathLike[str] | Hardware | None = None,

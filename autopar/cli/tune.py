@@ -42,7 +42,7 @@ def tune(
     mesh: Annotated[str | None, typer.Option(help="dp=2,tp=4, or sizes alone: 2x4; as many ranks as torchrun started")] = None,
     devices: Annotated[int | None, typer.Option(help="number of ranks: tries several meshes, as autopar plan does")] = None,
     candidates: Annotated[int, typer.Option(help="distinct plans to measure, plans by hand among them")] = 5,
-    rounds: Annotated[int, typer.Option(help="timed steps of each, one a round")] = 10,
+    rounds: Annotated[int, typer.Option(help="timed steps of each, one a round")] = 20,
     hardware: HardwareOption = None,
     mode: ModeOption = "train",
     memory: Annotated[str | None, typer.Option(help="limit per rank, e.g. 70GiB [default: the hardware's]")] = None,

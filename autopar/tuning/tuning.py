@@ -24,8 +24,8 @@ from autopar.tuning.racing import Race, Run, paired_ratio, rank_runs
 from autopar.verify.launch import is_consequence
 from autopar.verify.trials import Say, silent
 
-ROUNDS = 10
-"""Rounds by default: the median of ten steps of a step of milliseconds moves by a percent or two from one tune to the next."""
+ROUNDS = 20
+"""Rounds by default, as many as ``benchmarks/step.py`` has: the median of paired ratios then moves by a percent from run to run."""
 
 
 def tune_target(load: Callable[[], Target], options: PlanOptions, memory_limit: int, rounds: int, say: Say) -> tuple[Plan, bool]:

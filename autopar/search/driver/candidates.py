@@ -1,7 +1,8 @@
 """Candidates: the best distinct plans of a search, plans by hand among them, for runs that measure which is the fastest.
 
 Two plans are alike where most bytes of weights and inputs lie alike, collectives move about the same, and compute takes as long.
-Measuring both would tell little, so the one that is predicted to be faster stands for both.
+Measuring two such plans of a search would tell little, so the one that is predicted to be faster stands for both. Plans by hand are few,
+and people compare with them: one is left out only where a candidate is the same in all of this.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from autopar.schedule.scheduled_plan import ScheduledPlan
 
 Plan = TypeVar("Plan")
 
-ALIKE_BYTES, ALIKE_COMPUTE = 0.75, 0.9
-"""Shares of bytes, that lie or move alike, and of compute seconds, from which plans are alike.
+ALIKE, SAME = 0.75, 0.99
+"""Shares from which plans of a search are alike, and a plan by hand is the same: of bytes that lie alike and that move alike.
 
-A search comes across dozens of plans within a tenth of its best one's collectives. At 0.75 they do not crowd out DDP beside ZeRO-1.
+A search comes across dozens of plans within a tenth of its best one's collectives. At 0.9, three of five candidates were such plans of
+GPT-2 on four ranks; at 0.75 one. A measured step of DDP took 0.9 of that of a plan with as many bytes.
 """
+ALIKE_COMPUTE = 0.9
+"""Share of compute seconds from which plans of a search are alike: a tenth of the compute is most of a tenth of the step."""
 KEPT = 4
 """Plans that a search keeps for each candidate asked for: some no longer fit at full depth, or are alike there."""
 SEARCHED = "search"
@@ -62,7 +66,7 @@ class CandidatePool:
         if self.count <= 1 or found.memory.peak > limit:
             return
         others = [plan for plan in self.plans if not are_alike(plan.schedule, found.schedule)]
-        same = [plan for plan in self.plans if are_alike(plan.schedule, found.schedule)]
+        same = [plan for plan in self.plans if plan not in others]
         kept = sorted([*others, min([*same, found], key=lambda plan: plan.seconds)], key=lambda plan: plan.seconds)
         self.plans = kept[: KEPT * self.count]
 
@@ -89,7 +93,7 @@ def choose_candidates(
         if len(chosen) == pool.count:
             break
         exact = schedule_at_full_depth(plan) if plan.estimated else plan
-        if exact.memory.peak <= limit and not any(are_alike(exact.schedule, other.schedule) for _, other in chosen):
+        if exact.memory.peak <= limit and _is_new(name, exact.schedule, [other.schedule for _, other in chosen]):
             chosen.append((name, exact))
     made = (_make_candidate(name, plan) for name, plan in chosen)
     return tuple(sorted(made, key=lambda candidate: candidate.seconds))
@@ -101,12 +105,12 @@ def _make_candidate(name: str, plan: ScheduledPlan) -> Candidate:
 
 
 def merge_candidates(candidates: Iterable[Candidate], count: int) -> tuple[Candidate, ...]:
-    """The candidates of several searches, the fastest first: ``count`` of them, of the searches and by hand in turn, no two alike."""
+    """The candidates of several searches, the fastest first: ``count`` of them, of the searches and by hand in turn."""
     ordered = sorted(candidates, key=lambda one: one.seconds)
     searched, by_hand = ([one for one in ordered if (one.name == SEARCHED) is own] for own in (True, False))
     chosen: list[Candidate] = []
     for candidate in _in_turn(searched, by_hand):
-        if len(chosen) < count and not any(are_alike(candidate.schedule, other.schedule) for other in chosen):
+        if len(chosen) < count and _is_new(candidate.name, candidate.schedule, [other.schedule for other in chosen]):
             chosen.append(candidate)
     return tuple(sorted(chosen, key=lambda one: one.seconds))
 
@@ -115,26 +119,32 @@ def _in_turn(first: Sequence[Plan], second: Sequence[Plan]) -> Iterator[Plan]:
     return (one for pair in zip_longest(first, second) for one in pair if one is not None)
 
 
-def are_alike(one: Schedule, other: Schedule) -> bool:
-    """Whether two schedules differ in so little that runs would hardly tell them apart."""
+def _is_new(name: str, schedule: Schedule, chosen: Iterable[Schedule]) -> bool:
+    """Whether measuring a candidate tells something beside those that are chosen."""
+    shares = (ALIKE, ALIKE_COMPUTE) if name == SEARCHED else (SAME, SAME)
+    return not any(are_alike(schedule, other, *shares) for other in chosen)
+
+
+def are_alike(one: Schedule, other: Schedule, bytes_share: float = ALIKE, compute_share: float = ALIKE_COMPUTE) -> bool:
+    """Whether two schedules have these shares of bytes, that lie and that move, and of compute seconds in common."""
     if one is other:
         return True
     setting = one.machine.mesh, one.graph.microbatches, len(one.graph.ops)
     if setting != (other.machine.mesh, other.graph.microbatches, len(other.graph.ops)):
         return False
-    if not _agree(one.once(_moved_bytes), other.once(_moved_bytes)):
+    if not _agree(one.once(_moved_bytes), other.once(_moved_bytes), bytes_share):
         return False
     seconds = one.compute_seconds(), other.compute_seconds()
-    if min(seconds) < ALIKE_COMPUTE * max(seconds):
+    if min(seconds) < compute_share * max(seconds):
         return False
     whole = {item.tensor: one.graph.tensors[item.tensor].bytes for item in one.graph.inputs}
     same = sum(size for name, size in whole.items() if one.specs[name] == other.specs[name])
-    return same >= ALIKE_BYTES * sum(whole.values())
+    return same >= bytes_share * sum(whole.values())
 
 
-def _agree(one: Mapping[object, float], other: Mapping[object, float]) -> bool:
+def _agree(one: Mapping[object, float], other: Mapping[object, float], share: float) -> bool:
     common = sum(min(size, other.get(key, 0.0)) for key, size in one.items())
-    return common >= ALIKE_BYTES * max(sum(one.values()), sum(other.values()))
+    return common >= share * max(sum(one.values()), sum(other.values()))
 
 
 def _moved_bytes(schedule: Schedule) -> dict[object, float]:

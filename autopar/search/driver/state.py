@@ -242,7 +242,8 @@ class SearchState:
         known = self.best
         rivals = known is not None and not known.estimated and found.seconds > known.seconds * (1 - ESTIMATE_ERROR)
         found = self.confirm(found) if rivals or self._is_near_limit(found) else found
-        self.pool.add(found, self.limit)
+        if method != "baseline":  # they are candidates under names of their own
+            self.pool.add(found, self.limit)
         if not found.better(self.best, self.limit):
             return False
         gain = self.best is None or found.seconds < self.best.seconds * (1 - GAIN) or self.best.memory.peak > self.limit
