@@ -10,8 +10,9 @@ as ddp, as fsdp               the same as plans, of the planner's own
 free                          the planner's best plan by its prices
 tuned                         the plan that tune wrote
 
-Ratios are medians over rounds of the ratio within a round, to the fastest by hand: ``free`` and both of the other kinds. The plan is asked
-to be within 2 %. ``--again`` runs as many tunes of each model, since a tune is itself a measurement.
+A ratio is the median over rounds of the ratio within a round, to the fastest of all but ``tuned``. It is asked to be within 2 %.
+``--again`` runs as many tunes of each model, since a tune is itself a measurement. A plan that a tune shares with ``free`` shows the noise:
+both are the same program.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.distributed as dist
-from step import Contestant, ddp, fsdp, measured, ours, race, summarise
-from step import tensor_parallel as gpt2_tensor_parallel
 from torch.distributed.device_mesh import init_device_mesh
 
 import autopar
 from autopar import zoo
 from autopar.verify.launch import run_ranks
+from benchmarks.step import Contestant, ddp, fsdp, measured, ours, race, summarise
+from benchmarks.step import tensor_parallel as gpt2_tensor_parallel
 
 ASKED = 0.02
 """How much longer than the fastest by hand the tuned plan may take."""
