@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autopar.garbage import young_garbage_only
 from autopar.plan import Plan
 from autopar.runtime.agreement import everyones
 from autopar.runtime.compiling import execution_of
@@ -81,6 +82,7 @@ class Race:
         self._kept: dict[int, Contestant] = {}
         self._keeps = fit_together(self.plans, self.memory_limit)
 
+    @young_garbage_only()
     def run(self, rounds: int) -> bool:
         """Measures memory, then ``rounds`` steps of each plan that fits. Whether all of it was done. Collective.
 
