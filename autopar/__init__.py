@@ -14,7 +14,7 @@ from autopar.display import set_views
 from autopar.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from autopar.api import capture, compile, load, pareto, plan, sweep
+    from autopar.api import capture, compile, load, pareto, plan, sweep, tune
     from autopar.check import check
     from autopar.errors import AutoparError
     from autopar.graph import Graph
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AutoparError", "Graph", "Hardware", "Mesh", "Plan", "ShardingSpec",
     "cached", "capture", "check", "compile", "load", "load_program", "load_serving", "pareto", "plan", "plan_serving", "reshard", "rule",
-    "same_sharding", "serve", "shard", "sweep", "verify",
+    "same_sharding", "serve", "shard", "sweep", "tune", "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -56,6 +56,7 @@ _HOME = {
     "serve": "autopar.serving",
     "shard": "autopar.placements",
     "sweep": "autopar.api",
+    "tune": "autopar.api",
     "verify": "autopar.verify",
 }
 

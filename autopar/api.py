@@ -1,4 +1,4 @@
-"""capture, plan, compile: the pipeline in order, nothing else. Torch is imported where a model is touched, not before."""
+"""capture, plan, tune, compile: the pipeline in order, nothing else. Torch is imported where a model is touched, not before."""
 
 from __future__ import annotations
 
@@ -226,6 +226,64 @@ def sweep(
 def _several(given: Any) -> list[Any]:
     """The values of a list, or the one value that was given."""
     return [given] if given is None or isinstance(given, str | int | float) else list(given)
+
+
+def tune(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    candidates: int = 5,
+    rounds: int = 20,
+    mesh: MeshLike | None = None,
+    devices: int | None = None,
+    hardware: str | os.PathLike[str] | Hardware | None = None,
+    mode: Literal["train", "inference"] = "train",
+    loss: Callable[..., Any] | None = None,
+    loss_args: tuple[Any, ...] = (),
+    compute_dtype: str | None = None,
+    optimizer: str = "adamw",
+    memory: str | int | float | None = None,
+    constraints: Mapping[str, str] | None = None,
+    recompute: str = "auto",
+    microbatches: int | str = 1,
+    execute: Execution | None = None,
+    effort: Effort = DEFAULT_EFFORT,
+    time_limit: float = 60.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+    target: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Plan:
+    """The fastest of the best distinct plans as measured on the ranks that call it (under torchrun), the same on all of them.
+
+    The first rank plans. Plans by hand (``plan.baselines``) are among the candidates. All run in turn, a step each round, and the fastest
+    by the median over rounds is returned, with ``plan.measured``. The model is not changed. Ctrl-C ends it with the whole rounds so far.
+
+    Args:
+        candidates: number of plans to measure, 2 or more.
+        rounds: timed steps of each.
+        memory: a plan that takes more when it is run is not timed.
+        time_limit: seconds for the search; measuring comes on top.
+        seed: also of weights and inputs without values.
+        say: told on the first rank what is being measured.
+        others: as of ``plan``.
+
+    Raises:
+        UsageError: fewer than 2 candidates, no rounds, or a mesh of other ranks than were started. InfeasibleError: no plan fits, as
+            predicted or as measured. VerificationError: another rank ended. KeyboardInterrupt: before the first round was whole.
+        Others as of ``plan`` and ``compile``. What one rank refuses, all do.
+    """
+    from autopar.tuning import tune_target  # for start-up time: imports torch
+
+    options = PlanOptions(
+        hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=mode, compute_dtype=compute_dtype,
+        optimizer=optimizer, pins=check_pins(constraints), recompute=recompute, microbatches=microbatches, execute=execute, effort=effort,
+        time_limit=time_limit, seed=seed, progress=progress, name=target, candidates=candidates,
+    )  # fmt: skip
+    given = Target(model, args, kwargs or {}, loss, loss_args)
+    with user_errors():
+        return tune_target(lambda: given, options, read_memory_limit(memory, options.hardware), rounds, say)[0]
 
 
 def compile(

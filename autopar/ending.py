@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
 from types import FrameType
 from typing import TypeVar
 
@@ -21,6 +22,20 @@ def put_together(make: Callable[[], Made]) -> tuple[Made, bool]:
         return make(), False
     except KeyboardInterrupt:
         return make(), True
+
+
+@contextmanager
+def put_off_interrupts() -> Iterator[list[int]]:
+    """Within it Ctrl-C only adds its signal to the list, so that the loop inside ends where it chooses. On the main thread."""
+    came, usual = list[int](), signal.getsignal(signal.SIGINT)
+    if not callable(usual) or current_thread() is not main_thread():
+        yield came
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 @contextmanager

@@ -50,6 +50,7 @@ class PlanOptions:
         time_limit: seconds for the whole call.
         progress: called with (seconds of the best plan, bound, gap, elapsed seconds).
         name: what plans call the model; its class where None.
+        candidates: number of distinct plans to find, plans by hand among them, for runs that measure them.
 
     Raises:
         UsageError: a value that is none of the choices, or no mesh.
@@ -71,6 +72,7 @@ class PlanOptions:
     seed: int = 0
     progress: Progress | None = None
     name: str | None = None
+    candidates: int = 1
 
     def __post_init__(self) -> None:
         assert self.meshes

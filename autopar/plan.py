@@ -32,6 +32,7 @@ from autopar.rows import (
     LeavingKind,
     LeavingSpec,
     LimitsPlan,
+    MeasuredPlan,
     Model,
     Objective,
     OpPlan,
@@ -68,6 +69,7 @@ class Plan(Row):
     objective: Objective
     search: SearchRecord | None = None
     predicted: Predicted
+    measured: MeasuredPlan | None = None
     baselines: dict[str, BaselinePlan]
     inputs: dict[str, EnteringSpec]
     outputs: dict[str, OutputSpec]
@@ -301,12 +303,16 @@ _BY_ROW = (
 )  # fmt: skip
 
 
+_ENDING_IN_ROWS = {"search": "phases", "measured": "candidates"}
+"""Records that end in a table, and its key."""
+
+
 def _lines(data: Mapping[str, Any]) -> Iterator[str]:
     yield "{"
     for number, (key, value) in enumerate(data.items()):
         yield f"{',' if number else ''}\n {json.dumps(key)}: "
-        if key == "search":
-            yield _with_phases(value)
+        if key in _ENDING_IN_ROWS:
+            yield _with_rows(value, _ENDING_IN_ROWS[key])
         elif key not in _BY_ROW or not value:
             yield _compact(value)
         elif isinstance(value, dict):
@@ -316,11 +322,11 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
     yield "\n}\n"
 
 
-def _with_phases(search: Mapping[str, Any]) -> str:
-    """The record of the search: a line for its facts, then one a phase."""
-    facts = _compact({key: value for key, value in search.items() if key != "phases"})
-    phases = ",\n  ".join(map(_compact, search["phases"]))
-    return f'{facts[:-1]}, "phases": [' + (f"\n  {phases}\n ]}}" if phases else "]}")
+def _with_rows(record: Mapping[str, Any], table: str) -> str:
+    """A record: a line for its facts, then one for each row of its table."""
+    facts = _compact({key: value for key, value in record.items() if key != table})
+    rows = ",\n  ".join(map(_compact, record[table]))
+    return f'{facts[:-1]}, "{table}": [' + (f"\n  {rows}\n ]}}" if rows else "]}")
 
 
 _compact = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode

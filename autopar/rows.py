@@ -119,6 +119,37 @@ class SearchRecord(Row):
     phases: tuple[SearchPhase, ...] = ()
 
 
+class MeasuredCandidate(Row):
+    """One plan that ``tune`` ran. ``name`` is that of the baseline, or ``search``.
+
+    ``ratio`` is to the fastest: the median over rounds of the ratio within a round. Without it and ``step_seconds`` the plan was not
+    timed, for the ``reason``. Memory is absent where it cannot be followed.
+    """
+
+    name: str
+    predicted_step_seconds: Seconds
+    step_seconds: Seconds | None = None
+    ratio: Seconds | None = None
+    predicted_peak_memory_bytes_per_rank: Count
+    peak_memory_bytes_per_rank: Count | None = None
+    reason: str | None = None
+
+
+class MeasuredPlan(Row):
+    """What ``tune`` measured of the plan, and of those it was chosen from, the fastest first.
+
+    ``step_seconds`` is the median over ``rounds`` of the slowest rank's step, optimizer included. Memory is that of the fullest rank:
+    storages of live tensors, absent where they cannot be followed. ``device`` names what ranks computed on.
+    """
+
+    step_seconds: Seconds
+    peak_memory_bytes_per_rank: Count | None = None
+    rounds: Annotated[int, Field(ge=1)]
+    device: str
+    execution: Execution
+    candidates: tuple[MeasuredCandidate, ...]
+
+
 class MemoryParts(Row):
     """Bytes per rank at the peak, by kind."""
 

@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,11 @@ def ours(target: zoo.Target, plan: autopar.Plan) -> Contestant:
     return Contestant(module, tuple(parts))
 
 
+def make_contestant(name: str, plans: Mapping[str, autopar.Plan], sizes: Sizes) -> Contestant:
+    """The contestant of a name, with weights of its own."""
+    return ours(sizes.build(), plans[name]) if name in plans else PLAIN[name](sizes.build())
+
+
 # --- the race ----------------------------------------------------------------------------------------------------------
 
 
@@ -234,9 +240,16 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": parameters} for parameters in kinds.values()]
 
 
-def race(names: Sequence[str], plans: Mapping[str, autopar.Plan], sizes: Sizes, rounds: int, warmup: int, fused: bool) -> dict[str, Any]:
-    """What one rank sees: for each contestant the losses, and of every step its start, the ends of its parts, and its processor time."""
-    made = {name: ours(sizes.build(), plans[name]) if name in plans else PLAIN[name](sizes.build()) for name in names}
+def race(
+    contestants: Mapping[str, Callable[[], Contestant]], rounds: int, warmup: int, fused: bool, untimed: int = 0
+) -> dict[str, Any]:  # fmt: skip
+    """What one rank sees: for each contestant the losses, and of every step its start, the ends of its parts, and its processor time.
+
+    Args:
+        untimed: steps before each timed one in a turn.
+    """
+    names = list(contestants)
+    made = {name: make() for name, make in contestants.items()}
     optimizers = {name: torch.optim.AdamW(_groups(item.model), lr=1e-4, fused=fused) for name, item in made.items()}
     times: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}
     losses: dict[str, list[float]] = {name: [] for name in names}
@@ -246,6 +259,10 @@ def race(names: Sequence[str], plans: Mapping[str, autopar.Plan], sizes: Sizes, 
         for place in range(len(names)):
             name = names[(place + turn) % len(names)]
             item, optimizer = made[name], optimizers[name]
+            for _ in range(untimed):
+                item.model(*item.inputs).backward()
+                optimizer.step()
+                optimizer.zero_grad()
             dist.barrier()
             begin, worked = time.perf_counter(), time.process_time()
             loss = item.model(*item.inputs)
@@ -321,8 +338,8 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for ranks, group in ((given.ranks, [name for name in names if name not in ALONE]), (1, [name for name in names if name in ALONE])):
         if group:
-            own = {name: plan for name, plan in plans.items() if name in group}
-            seen = run_ranks(lambda _, own=own, group=group: race(group, own, sizes, given.rounds, given.warmup, not given.for_loop), ranks)
+            made = {name: partial(make_contestant, name, plans, sizes) for name in group}
+            seen = run_ranks(lambda _, made=made: race(made, given.rounds, given.warmup, not given.for_loop), ranks)
             rows += summarise(seen, group)
     hold_against(rows)
     head = ("median", "minimum", "forward", "backward", "optimizer", "processor")

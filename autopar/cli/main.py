@@ -25,6 +25,7 @@ VERBS = {
     "check": "recompute a plan's legality, cost and memory from the plan alone",
     "verify": "run the sharded program on local ranks against the single-device model",
     "export": "write each rank's program and weights, to be run without the model's code",
+    "tune": "run the best plans on the ranks of torchrun, and write the fastest",
     "sweep": "plan for several numbers of devices and compare",
     "rules": "the table of sharding rules; --missing lists a model's operators without one",
     "profile": "measure this machine and write a hardware file",
@@ -37,16 +38,23 @@ VERBS = {
 """Every verb: the function of its name in the file of its name, and what it does."""
 
 INTERRUPTED = 130
-SOLVING = ("plan", "sweep", "solve")
-"""Verbs that Ctrl-C makes give the best so far."""
+KEEPING = {
+    **dict.fromkeys(("plan", "sweep", "solve"), "once there is a plan, Ctrl-C keeps the best so far"),
+    "tune": "once every plan was measured, Ctrl-C keeps the fastest so far",
+}
+"""Verbs that Ctrl-C makes give the best so far, and from when on."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status; as a script it ends at once after Ctrl-C, and waits for nothing that is under way."""
+    """Runs one command and returns its exit status. As a script it ends at once after Ctrl-C, and as a rank that torchrun started.
+
+    A thread of gloo may still hold tensors of the last collective, for whose end it asks the interpreter. Python 3.11 aborts the process if
+    that comes while it ends ("terminate called without an active exception"). A rank that failed must be gone for the others to notice.
+    """
     if arguments is None:
         open_closed_streams()
     status = _main(list(sys.argv[1:] if arguments is None else arguments))
-    if status == INTERRUPTED and arguments is None:
+    if arguments is None and (status == INTERRUPTED or "RANK" in os.environ):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -119,7 +127,7 @@ def _interruptible(verb: str, command: Callable[..., None]) -> Callable[..., Non
 
 
 def _interrupted(verb: str) -> int:
-    hint = "once there is a plan, Ctrl-C keeps the best so far" if verb in SOLVING else "no process is left of it; run it again"
+    hint = KEEPING.get(verb, "no process is left of it; run it again")
     return fail("interrupted before there was an answer", hint, INTERRUPTED)
 
 

@@ -1,4 +1,4 @@
-"""Shared by ``plan`` and ``sweep``: their options, and a target planned with its words on stderr."""
+"""Shared by ``plan``, ``tune`` and ``sweep``: their options, and a target planned with its words on stderr."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def open_pins(pins: Sequence[str]) -> dict[str, str]:
 @young_garbage_only()
 def plan_target(target: str, options: PlanOptions, memory_limit: int) -> Plan:
     """The plan of a target, captured here."""
-    with _words() as line:
+    with words_beside() as line:
         session = _open_session(target, options, line)
         return session.plan(memory_limit, session.deadline).plan
 
@@ -84,7 +84,7 @@ def plan_target(target: str, options: PlanOptions, memory_limit: int) -> Plan:
 @young_garbage_only()
 def pareto_target(target: str, options: PlanOptions, rungs: int) -> Pareto:
     """The plans of a target under a ladder of memory limits."""
-    with _words() as line:
+    with words_beside() as line:
         session = _open_session(target, options, line)
         return plan_ladder(session.plan, rungs, session.deadline)
 
@@ -94,7 +94,7 @@ def sweep_target(target: str, options: PlanOptions, grid: Grid, done: Callable[[
     """The plans of a target over a grid; its settings are those of the target's text."""
     from autopar.cli.target import load_target
 
-    with _words() as line:
+    with words_beside() as line:
 
         def load(**settings: Any) -> Target:
             line.say(f"capturing {target} {' '.join(f'{key}={value}' for key, value in settings.items())}".rstrip(), now=True)
@@ -114,7 +114,7 @@ def _open_session(target: str, options: PlanOptions, line: Line) -> PlanSession:
 
 
 @contextmanager
-def _words() -> Iterator[Line]:
+def words_beside() -> Iterator[Line]:
     """Warnings, the user's own printing and a line of progress, all on stderr."""
     say_slow_solver()
     line = Line()

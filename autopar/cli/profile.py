@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,16 +37,6 @@ def profile(
         raise
     if measured is not None:  # under torchrun, rank 0 writes
         _write(measured, output)
-    if "RANK" in os.environ:
-        _leave()
-
-
-def _leave() -> None:
-    """Ends a rank that torchrun started, at once: a thread of gloo may still hold tensors of the last collective, for whose end it asks the
-    interpreter, and Python 3.11 aborts the process if that comes while it ends ("terminate called without an active exception")."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _write(measured: Measured, output: Path | None) -> None:

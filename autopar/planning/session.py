@@ -7,7 +7,7 @@ these races meshes; each of these is one search; the best of all becomes a Plan.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -28,7 +28,7 @@ from cost_models import Machine
 
 if TYPE_CHECKING:
     from autopar.importer import Captures
-    from autopar.search import SearchResult, Shared
+    from autopar.search import Candidate, SearchResult, Shared
 
 AMPLE = 0.8
 """Share of the memory limit. A plan that peaks below it gains nothing from more microbatches, which only launch and gather more often."""
@@ -63,6 +63,7 @@ class PlanSession:
         capture_seconds: spent on the capture, where it counts towards the time limit.
         deadline: when the time limit passes that the session was opened with, of ``perf_counter``.
         shared: what searches with as many microbatches on one machine have in common, whatever the memory limit.
+        results: of all searches, where candidates are asked for.
     """
 
     captures: Graphs
@@ -75,6 +76,7 @@ class PlanSession:
     capture_seconds: float = 0.0
     deadline: float = 0.0
     shared: dict[tuple[int, Machine], Shared] = field(default_factory=dict)
+    results: list[SearchResult] = field(default_factory=list)
 
     @young_garbage_only()
     def plan(self, memory_limit: int, deadline: float) -> Planned:
@@ -87,6 +89,37 @@ class PlanSession:
         Raises:
             InfeasibleError: nothing fits. TimeLimitError: no answer in time. KeyboardInterrupt: Ctrl-C before there was a plan.
         """
+        found, tried = self._find(memory_limit, deadline)
+        return self._record(found, memory_limit, tried)
+
+    @young_garbage_only()
+    def plan_candidates(self, memory_limit: int, deadline: float) -> tuple[list[tuple[str, Plan]], bool]:
+        """The ``options.candidates`` best distinct plans with their names, the fastest first, and whether Ctrl-C ended a search.
+
+        A plan by hand has the name of its baseline. Arguments and errors are those of ``plan``.
+        """
+        from autopar.search import SEARCHED, merge_candidates  # for start-up time: imports the solvers
+
+        self.results.clear()
+        found, tried = self._find(memory_limit, deadline)
+        pools = [candidate for result in self.results for candidate in result.candidates]
+        plans, interrupted = list[tuple[str, Plan]](), found.interrupted
+        for candidate in merge_candidates(pools, self.options.candidates):
+            solver = found.solver if candidate.name == SEARCHED else "baseline"
+            one = replace(found, schedule=candidate.schedule, seconds=candidate.seconds, memory=candidate.memory, solver=solver)
+            planned = self._record(one, memory_limit, tried)
+            plans.append((self._name(candidate, plans), planned.plan))
+            interrupted |= planned.interrupted
+        return plans, interrupted
+
+    def _name(self, candidate: Candidate, plans: Sequence[tuple[str, Plan]]) -> str:
+        """The candidate's name beside those of ``plans``, with its mesh where several are tried."""
+        name = candidate.name if len(self.options.meshes) == 1 else f"{candidate.name} on {candidate.schedule.machine.mesh}"
+        namesakes = sum(other == name or other.startswith(f"{name} (") for other, _ in plans)
+        return f"{name} ({namesakes + 1})" if namesakes else name
+
+    def _find(self, memory_limit: int, deadline: float) -> tuple[SearchResult, tuple[int, ...]]:
+        """The best result, its bound over all numbers of microbatches, and these numbers."""
         tried: dict[int, SearchResult] = {}
         search = partial(self._plan_microbatches, memory_limit, tried)
         try:
@@ -101,7 +134,7 @@ class PlanSession:
             found = _with_bound(found, min(item.bound_seconds for item in tried.values()))
         warn_unknown_operators(found)
         warn_microbatches(found)
-        return self._record(found, memory_limit, tuple(tried))
+        return found, tuple(tried)
 
     def _plan_microbatches(self, memory_limit: int, tried: dict[int, SearchResult], number: int, allowance: Allowance) -> SearchResult:
         """The best plan with ``number`` microbatches, or that of an earlier call; kept in ``tried``."""
@@ -122,7 +155,7 @@ class PlanSession:
 
         options = self.options
         with user_errors():
-            return find_plan(
+            found = find_plan(
                 graph,
                 machine,
                 memory_bytes=memory_limit,
@@ -135,7 +168,11 @@ class PlanSession:
                 effort=options.effort,
                 effort_share=allowance.effort_share,
                 shared=self.shared.setdefault((number, machine), Shared()),
+                candidates=options.candidates,
             )
+        if options.candidates > 1:
+            self.results.append(found)
+        return found
 
     def _record(self, found: SearchResult, memory_limit: int, tried: tuple[int, ...]) -> Planned:
         from autopar.recording import record  # for start-up time: imports the passes

@@ -53,8 +53,9 @@ def _body(plan: Plan, title: str) -> str:
     sections = [
         ("Against plans written by hand", _ladder(plan)), ("How the layers lie on the mesh", _mesh(plan) + _ways(plan)),
         ("One step, simulated", _step(plan, memory)), ("What fills the memory at the peak", _parts(plan, memory)),
-        ("Baselines", table_html(tables.baselines(plan)) if plan.baselines else ""), ("Collectives", _rows(tables.collectives(plan))),
-        ("Tensors", _rows(tables.tensors(plan))), ("Particulars", table_html(_particulars(plan), header=False)),
+        ("Measured", _rows(tables.candidates(plan))), ("Baselines", table_html(tables.baselines(plan)) if plan.baselines else ""),
+        ("Collectives", _rows(tables.collectives(plan))), ("Tensors", _rows(tables.tensors(plan))),
+        ("Particulars", table_html(_particulars(plan), header=False)),
     ]  # fmt: skip
     shown = [f"<section><h2>{name}</h2>{text}</section>" for name, text in sections if text]
     return "\n".join([f"<h1>{escape(title)}</h1>", _tiles(plan), *shown])

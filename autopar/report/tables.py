@@ -12,7 +12,7 @@ from autopar.compare.words import pattern, unequal
 from autopar.graph import DTYPE_BYTES
 from autopar.plan import Plan
 from autopar.report import units
-from autopar.rows import TensorSpec
+from autopar.rows import MeasuredPlan, Predicted, TensorSpec
 from autopar.sharding import ALL_ORDERS, ShardingSpec
 
 NARROW = 16
@@ -79,6 +79,7 @@ def overview(plan: Plan) -> Table:
         *([("bound", ONE_ORDER)] if sum(size > 1 for size in plan.mesh.values()) > ALL_ORDERS else []),
         *([("layers", _tied(plan))] if objective.tied_seconds else []),
         ("step", _step(plan)),
+        *([("measured", _measured(plan.measured, predicted))] if plan.measured is not None else []),
         *([("host", _host(plan))] if plan.created_by.execution else []),
         ("schedule", _schedule(plan)),
         (
@@ -128,6 +129,19 @@ def _step(plan: Plan) -> str:
         f"communication {units.seconds(predicted.communication_seconds)}{overlap}, "
         f"optimizer {units.seconds(predicted.optimizer_seconds)}; in sequence {units.seconds(predicted.sequential_seconds)}"
     )
+
+
+def _measured(measured: MeasuredPlan, predicted: Predicted) -> str:
+    """What a run took, and how far the prediction was from it."""
+    words = f"{units.seconds(measured.step_seconds)} a step, {_off(measured.step_seconds, predicted.step_seconds)}"
+    if measured.peak_memory_bytes_per_rank is not None:
+        off = _off(measured.peak_memory_bytes_per_rank, predicted.peak_memory_bytes_per_rank)
+        words += f"; {units.size(measured.peak_memory_bytes_per_rank)} per rank at the peak, {off}"
+    return f"{words}; median of {measured.rounds} rounds, {measured.execution}, on {measured.device}"
+
+
+def _off(measured: float, predicted: float) -> str:
+    return f"{measured / predicted:.2f} times the prediction" if predicted > 0 else "nothing was predicted"
 
 
 def _host(plan: Plan) -> str:
@@ -196,6 +210,20 @@ def baselines(plan: Plan) -> Table:
         rows.append((name, units.seconds(row.objective_seconds), ratio, units.size(row.peak_memory_bytes_per_rank), fits))
     what = "collectives" if plan.created_by.cost_model == "communication" else "step"
     return Table(("baseline", what, "ratio", "memory", "fits"), tuple(rows), frozenset({what, "ratio", "memory"}))
+
+
+def candidates(plan: Plan) -> Table:
+    """The plans that were measured, the fastest first, beside what was predicted of them."""
+    header = ("candidate", "predicted", "measured", "ratio", "predicted memory", "measured memory", "note")
+    rows = []
+    for number, row in enumerate(plan.measured.candidates if plan.measured is not None else ()):
+        seconds = "-" if row.step_seconds is None else units.seconds(row.step_seconds)
+        ratio = "" if row.ratio is None else f"{row.ratio:.3f}x"
+        peak = "-" if row.peak_memory_bytes_per_rank is None else units.size(row.peak_memory_bytes_per_rank)
+        note = row.reason or ("this plan" if number == 0 else "")
+        predicted = units.seconds(row.predicted_step_seconds), units.size(row.predicted_peak_memory_bytes_per_rank)
+        rows.append((row.name, predicted[0], seconds, ratio, predicted[1], peak, note))
+    return Table(header, tuple(rows), frozenset(header[1:-1]))
 
 
 def tensors(plan: Plan) -> Table:

@@ -7,6 +7,10 @@ from autopar.report import tables
 
 
 def summary(plan: Plan, columns: int | None = None) -> str:
-    """The plan's overview, baselines, tensors and collectives; ``columns`` is the width of the terminal, if it goes to one."""
-    found = [tables.overview(plan), tables.baselines(plan), tables.tensors(plan), tables.collectives(plan)]
+    """The plan's overview, what was measured, baselines, tensors and collectives.
+
+    Args:
+        columns: the width of the terminal, if it goes to one.
+    """
+    found = [tables.overview(plan), tables.candidates(plan), tables.baselines(plan), tables.tensors(plan), tables.collectives(plan)]
     return "\n\n".join("\n".join(table.lines(columns)) for table in found if table.rows)

@@ -85,7 +85,7 @@ def compile_plan(
         start_process_group(machine_of(plan).mesh)
     else:
         check_mesh(mesh, machine_of(plan).mesh)
-    execute = execute or _execution_of(plan)
+    execute = execute or execution_of(plan)
     captured, schedule = together(lambda: _rebuilt(model, plan, loss, example), team_of(mesh))
     return compile_schedule(
         model, schedule, captured.constants, plan=plan, loss=loss, mesh=mesh, inputs=inputs, device=device, init=init, seed=seed,
@@ -93,7 +93,7 @@ def compile_plan(
     )  # fmt: skip
 
 
-def _execution_of(plan: Plan) -> Execute:
+def execution_of(plan: Plan) -> Execute:
     """The way of execution that a plan was priced for. Raises UsageError for one in which no program runs yet."""
     priced = plan.created_by.execution or "eager"
     if priced == "cuda_graph":
@@ -110,12 +110,7 @@ def shared_plan(plan: Plan | None, mesh: DeviceMesh | None, device: str | torch.
     Raises:
         UsageError: no rank has one.
     """
-    if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        try:
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        except ValueError as error:
-            hint = "start the script with torchrun, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or set all of them"
-            raise UsageError(f"torch.distributed cannot be started from the environment: {error}", hint) from error
+    join_launched_ranks()
     if dist.is_initialized() and dist.get_world_size() > 1:
         find_device(device)
         team = team_of(mesh)
@@ -128,6 +123,21 @@ def shared_plan(plan: Plan | None, mesh: DeviceMesh | None, device: str | torch.
     if plan is None:
         raise UsageError("there is no plan", "plan on one rank and pass None on the others, or the same plan on all")
     return plan
+
+
+def join_launched_ranks() -> None:
+    """Starts torch.distributed where a launcher has set its environment, with NCCL where there are GPUs. Collective.
+
+    Raises:
+        UsageError: the environment is not whole.
+    """
+    if dist.is_initialized() or "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return
+    try:
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    except ValueError as error:
+        hint = "start the script with torchrun, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or set all of them"
+        raise UsageError(f"torch.distributed cannot be started from the environment: {error}", hint) from error
 
 
 def _rebuilt(model: nn.Module, plan: Plan, loss: Callable[..., Any] | None, example: Example | None) -> tuple[Capture, Schedule]:
@@ -147,17 +157,24 @@ def rebuild(
     Raises:
         MismatchError: when the plan is not for this model.
     """
+    captured = recapture(model, plan, loss=loss, example=example)
+    schedule = replay(plan, captured.graph)
+    return replace(captured, graph=schedule.graph), schedule
+
+
+def recapture(
+    model: nn.Module, plan: Plan, *, loss: Callable[..., Any] | None = None, example: Example | None = None
+) -> Capture:  # fmt: skip
+    """The model captured as it was for the plan. Raises MismatchError: a loss is missing."""
     args, kwargs, loss_args = cut_call(example, plan.microbatches) if example is not None else example_call(plan)
     if loss is None and loss_args:
         hint = "pass the loss that the model was planned with: compile(model, plan, loss=...)"
         raise MismatchError(f"the plan was made with a loss that takes {len(loss_args)} arguments, none is given", hint)
     compute_dtype = plan.model.arguments.get("compute_dtype")
     plain = {name: frozenset(range(len(row.shape))) for name, row in plan.parameters.items() if row.blocks is None}
-    captured = capture(
+    return capture(
         model, args, kwargs, mode=plan.model.mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype, plain=plain,
     )  # fmt: skip
-    schedule = replay(plan, captured.graph)
-    return replace(captured, graph=schedule.graph), schedule
 
 
 def compile_schedule(

@@ -18,6 +18,7 @@ baselines    plans that people write by hand: recipes, propagation, checkpointin
 A new phase is a function and a row of ``driver.phase_table``. ``benchmarks/ablation.py --without NAME`` says what it buys.
 """
 
+from autopar.search.driver.candidates import SEARCHED, Candidate, merge_candidates
 from autopar.search.driver.find_plan import find_plan
 from autopar.search.driver.result import Baseline, SearchResult, Shared
 from autopar.search.driver.state import Progress
@@ -25,4 +26,7 @@ from autopar.search.settings import PROOF
 from autopar.search.telemetry import PhaseRecord
 from autopar.search.thresholds import Thresholds
 
-__all__ = ["PROOF", "Baseline", "PhaseRecord", "Progress", "SearchResult", "Shared", "Thresholds", "find_plan"]
+__all__ = [
+    "PROOF", "SEARCHED", "Baseline", "Candidate", "PhaseRecord", "Progress", "SearchResult", "Shared", "Thresholds", "find_plan",
+    "merge_candidates",
+]  # fmt: skip

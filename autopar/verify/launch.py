@@ -149,7 +149,7 @@ def _rank_main(
     except BaseException as error:
         # Whatever it is, the parent must hear of it: this is the process's top.
         lines = traceback.format_exception(error)
-        message = ("failed", (type(error).__name__, str(error), "".join(lines), _is_consequence(error)))
+        message = ("failed", (type(error).__name__, str(error), "".join(lines), is_consequence(error)))
         status = 1
     try:
         writer.send_bytes(_written(message))
@@ -180,7 +180,7 @@ def _keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, -1)
 
 
-def _is_consequence(error: BaseException) -> bool:
+def is_consequence(error: BaseException) -> bool:
     """Whether the error says that another rank is gone, rather than that this one failed."""
     text = str(error).lower()
     words = ("gloo", "connection", "peer", "timed out", "another rank is gone")

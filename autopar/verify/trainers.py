@@ -29,7 +29,7 @@ class Own(torch.optim.SGD):
 
 TRAINERS: Mapping[str, Callable[..., Any]] = {
     "adamw": torch.optim.AdamW,
-    "adamw-mixed": lambda parameters, lr: MasterWeights(parameters, torch.optim.AdamW, lr=lr),
+    "adamw-mixed": lambda parameters, **options: MasterWeights(parameters, torch.optim.AdamW, **options),
     "sgd": torch.optim.SGD,
     "sgd-momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
     "none": torch.optim.SGD,
@@ -37,9 +37,18 @@ TRAINERS: Mapping[str, Callable[..., Any]] = {
 """The optimizers that plans name, as users run them. ``none`` keeps nothing, and a trial that never moves would show little."""
 
 
-def trainer(name: str, parameters: Any) -> Any:
-    """The optimizer of a trial. A model without parameters gets one with nothing to do, since torch refuses an empty list."""
+FUSED = ("adamw", "adamw-mixed")
+"""Those that hardware files price by their fused step."""
+
+
+def trainer(name: str, parameters: Any, *, fused: bool = False) -> Any:
+    """The optimizer of a trial. A model without parameters gets one with nothing to do, since torch refuses an empty list.
+
+    Args:
+        fused: one kernel for all parameters, as steps are priced; of optimizers and parameters that torch has one for.
+    """
     trained = [parameter for parameter in parameters if parameter.requires_grad] or [nn.Parameter(torch.empty(0))]
     if name in TRAINERS:
-        return TRAINERS[name](trained, lr=LEARNING_RATE)
+        fuses = fused and name in FUSED and all(parameter.is_floating_point() for parameter in trained)
+        return TRAINERS[name](trained, lr=LEARNING_RATE, **({"fused": True} if fuses else {}))
     return Own(trained, find_optimizer(name).state_bytes, lr=LEARNING_RATE)

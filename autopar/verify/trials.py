@@ -189,7 +189,7 @@ def _run_single(case: Case, say: Say) -> Trial:
         for parameter in model.parameters():
             parameter.grad = None if parameter.grad is None else parameter.grad.to_dense().resolve_conj()  # as a plan makes it
         optimizer.step()
-        _forget_gradients(model, inputs)
+        forget_gradients(model, inputs)
     for name, tensor in inputs.items():
         tensor.requires_grad_(name in asked)
     return trial
@@ -207,7 +207,8 @@ def _with_gradient(model: nn.Module, inputs: Mapping[str, torch.Tensor], graph: 
     return ((name, tensor) for name, tensor in held if tensor.grad is not None)
 
 
-def _forget_gradients(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
+def forget_gradients(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
+    """Drops the gradients of a step."""
     for tensor in (*model.parameters(), *inputs.values()):
         tensor.grad = None
 
@@ -230,9 +231,9 @@ def run_sharded(case: Case, module: ShardedModule, say: Say = silent) -> Trial:
     began = [(local, local.clone()) for local in changing]  # each call of a model that does not train begins as the first
     for turn in told(max(case.steps, 1 + MEASURED), say, f"on {place.mesh.ranks} ranks"):
         inputs = plain if turn == 0 else placed
-        args, kwargs = _with_inputs((case.args + case.loss_args, dict(case.kwargs)), plain, inputs)
+        args, kwargs = with_inputs((case.args + case.loss_args, dict(case.kwargs)), plain, inputs)
         measured = 1 <= turn <= MEASURED
-        held = [*module.parameters(), *module.buffers(), *module.constants.values(), *_states(optimizer)]
+        held = [*module.parameters(), *module.buffers(), *module.constants.values(), *states_of(optimizer)]
         held += [*placed.values(), *tangents.values()]
         with LiveMemory(held) if measured else nullcontext() as memory, module.observed_collectives() as observed:
             outputs = case.outputs(module(*args, **kwargs))
@@ -255,7 +256,7 @@ def run_sharded(case: Case, module: ShardedModule, say: Say = silent) -> Trial:
         if turn == 0:
             trial.gradients = {name: _collect(tensor.grad, trial, place) for name, tensor in _with_gradient(module, inputs, case.graph)}
         optimizer.step()
-        _forget_gradients(module, inputs)
+        forget_gradients(module, inputs)
     return trial
 
 
@@ -278,13 +279,13 @@ def placed_tangents(case: Case, module: ShardedModule) -> Tensors:
     return found
 
 
-def _with_inputs(call: Any, plain: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> Any:
+def with_inputs(call: Any, plain: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> Any:
     """The call with each plain input replaced by the one of the same name."""
     other = {id(tensor): inputs[name] for name, tensor in plain.items()}
     return map_tensors(lambda tensor: other.get(id(tensor), tensor), call)
 
 
-def _states(optimizer: Any) -> Iterator[torch.Tensor]:
+def states_of(optimizer: Any) -> Iterator[torch.Tensor]:
     """The optimizer's tensors of its parameters' size; its step counters are not counted, here or in the prediction."""
     if optimizer is not None:
         for state in optimizer.state.values():
@@ -328,7 +329,7 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
         observed: list[Observed] = []
         measured = turn == 1
         count = [part for parts in scattered.values() for one in parts for part in one]
-        with LiveMemory([*count, *_states(optimizer)]) if measured else nullcontext() as memory:
+        with LiveMemory([*count, *states_of(optimizer)]) if measured else nullcontext() as memory:
             ranks = run_step(executable, range(mesh.ranks), lambda number: entering(scattered, number, mesh.ranks), observed)
         if memory is not None:
             trial.peak_bytes = memory.peak // mesh.ranks

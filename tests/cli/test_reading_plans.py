@@ -24,7 +24,7 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert autopar(capsys).status == 2
 
 
-@pytest.mark.parametrize("verb", ["plan", "show", "explain", "diff", "check", "verify", "sweep", "rules", "profile", "solve", "demo"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     ran = autopar(capsys, verb, "--help")
     assert ran.status == 0 and VERBS[verb] in ran.out.replace("\n  ", " ")

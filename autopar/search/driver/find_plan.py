@@ -62,6 +62,7 @@ def find_plan(
     effort: Effort = DEFAULT_EFFORT,
     effort_share: float = 1.0,
     shared: Shared | None = None,
+    candidates: int = 1,
     skip: Set[str] = frozenset(),
     thresholds: Thresholds = USUAL_THRESHOLDS,
 ) -> SearchResult:
@@ -77,6 +78,7 @@ def find_plan(
             price, since recomputation would be free.
         effort_share: part of the effort's work for this search, where several searches make one plan.
         shared: spaces, models and plans of earlier searches under other limits; this search adds its own.
+        candidates: number of distinct plans in the result, plans by hand among them.
         skip: names of phases that are left out, for ablation.
         thresholds: sizes at which the search changes its method; others than the usual ones are for tests.
 
@@ -91,7 +93,8 @@ def find_plan(
     telemetry = Telemetry(meter, frozenset(skip))
     budget = Budget(meter, WORK_SECONDS[check_effort(effort)] * effort_share)
     asked = SearchRequest(
-        limit, steps, budget, PROOF if gap is None else gap, seed, progress, baselines, recompute, telemetry, thresholds=thresholds
+        limit, steps, budget, PROOF if gap is None else gap, seed, progress, baselines, recompute, telemetry, thresholds=thresholds,
+        candidates=candidates,
     )
     pins = resolve_pins(graph, machine.mesh, constraints or {})
     clock = StageClock()
@@ -279,7 +282,7 @@ def _draft_merged_plans(
         if left <= 0 or reached * (1 - asked.gap) <= bound:
             continue
         budget = asked.budget.share(1 / (len(ways) - number + PARTS_AFTER_DRAFTS))
-        less = replace(asked, budget=budget, proves=False, bounds=[], progress=None, draft=True)
+        less = replace(asked, budget=budget, proves=False, bounds=[], progress=None, draft=True, candidates=1)
         try:
             found = _search_mesh(graph, merging.machine, merged, less, StageClock(), Shared(), [])
         except InfeasibleError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from autopar.schedule import Assignment, Memory, Schedule
 from autopar.schedule.scheduled_plan import ScheduledPlan
 from autopar.search.choices.space import Space
+from autopar.search.driver.candidates import Candidate
 from autopar.search.ilp.model import Model
 from autopar.search.telemetry import PhaseRecord
 
@@ -58,6 +59,7 @@ class SearchResult:
         scheduled_plan: the schedule with its assignment, for searches that follow.
         searched_assignment: the assignment as it was searched: of the folded graph where equal layers are folded.
         tied_seconds: increase of the objective over the best plan found, for equal layers to lie alike.
+        candidates: the best distinct plans, this one among them, the fastest first; none where they were not asked for.
     """
 
     schedule: Schedule
@@ -85,6 +87,7 @@ class SearchResult:
     used_up: bool = False
     scheduled_plan: ScheduledPlan | None = None
     searched_assignment: Assignment | None = None
+    candidates: tuple[Candidate, ...] = ()
 
 
 @dataclass

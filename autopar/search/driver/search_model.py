@@ -16,6 +16,7 @@ from autopar.search.baselines.scheduled import ScheduledBaselines
 from autopar.search.bounds.surrogate import floor_of_model
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import BudgetExhausted, Space
+from autopar.search.driver.candidates import choose_candidates
 from autopar.search.driver.phase_table import Search
 from autopar.search.driver.result import Baseline, SearchResult, StageClock
 from autopar.search.driver.state import SearchRequest
@@ -150,6 +151,7 @@ def _make_result(search: Search, best: ScheduledPlan, written: ScheduledBaseline
         written.contradicted, dict(model.space.unknown), search.sizes, clock.laps, search.interrupted, True,
         times * search.tied_seconds, times * search.bound, times * least,
         scheduled_plan=replace(best, assignment=model.unfold(best.assignment)), searched_assignment=best.assignment,
+        candidates=choose_candidates(search.pool, best, written.rivals, search.limit, search.schedule_at_full_depth),
     )  # fmt: skip
 
 

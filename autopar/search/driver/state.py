@@ -14,6 +14,7 @@ from autopar.schedule import Assignment, Limits
 from autopar.schedule.limit_search import LimitSearch, expand_plan, improve_plan
 from autopar.schedule.scheduled_plan import Sample, ScheduledPlan
 from autopar.search.bounds.surrogate import floor_of_model
+from autopar.search.driver.candidates import CandidatePool
 from autopar.search.folding.tied_model import TiedModel
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model, Weights
@@ -72,6 +73,8 @@ class SearchRequest:
     draft: bool = False
     """Whether the plan is a warm start of another search: deep schedules may stay extrapolated."""
     thresholds: Thresholds = USUAL_THRESHOLDS
+    candidates: int = 1
+    """Number of distinct plans in the result, for runs that measure them."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +185,7 @@ class SearchState:
         self.size = ProblemSize.measure(model, self.problem, asked.thresholds)
         rows = CoverRows(model, asked.limit, pairs=not self.size.is_large)
         self.memory = MemoryPolicy(rows, may_recompute and not self.is_folded, CROSSOVER_MOMENTS if may_recompute else 0)
-        self.incumbent = Incumbent()
+        self.incumbent, self.pool = Incumbent(), CandidatePool(asked.candidates)
         self.bound, self.seconds = max([floor_of_model(model) if asked.proves else 0.0, *asked.bounds]), 0.0
         self.claims = BoundClaims(self.bound)
         self.answers: list[Assignment] = []
@@ -239,6 +242,8 @@ class SearchState:
         known = self.best
         rivals = known is not None and not known.estimated and found.seconds > known.seconds * (1 - ESTIMATE_ERROR)
         found = self.confirm(found) if rivals or self._is_near_limit(found) else found
+        if method != "baseline":  # they are candidates under names of their own
+            self.pool.add(found, self.limit)
         if not found.better(self.best, self.limit):
             return False
         gain = self.best is None or found.seconds < self.best.seconds * (1 - GAIN) or self.best.memory.peak > self.limit

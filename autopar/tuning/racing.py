@@ -1,0 +1,227 @@
+"""Interleaved rounds: a round is a step of each contestant, in an order that rotates, so that a slow moment of the machine hits all.
+
+An untimed step of the same contestant comes before each timed one, as in training. After another's step, caches and freed memory are not
+what its own would leave: of two equal plans the one that followed a third took 6 % longer than the one that followed its twin.
+
+Contestants whose states fit in memory together are built once. Otherwise each is built for its turn and freed after it, and a turn takes
+several steps. Ranks exchange what they saw after each turn, so that all know the same times and end at the same place.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autopar.garbage import young_garbage_only
+from autopar.plan import Plan
+from autopar.runtime.agreement import everyones
+from autopar.runtime.compiling import execution_of
+from autopar.runtime.groups import Team
+from autopar.tuning.contestants import Builder, Contestant
+from autopar.verify.trials import Say
+
+WARM_STEPS = 2
+"""Steps before the first timed one. The first makes moments and the allocator's blocks, the second finds them."""
+FOLLOWED = 2
+"""Steps whose memory is followed; the least peak counts, since a backend's thread may hold a buffer for a moment longer."""
+STEPS_ALONE = 5
+"""Timed steps of a turn for which the contestant is built anew: compiling takes longer than they do."""
+BEYOND_PREDICTION = 0.02
+"""Share of the memory limit that a run may take beyond it: a plan that fits as predicted takes at most this more (README)."""
+OUT_OF_MEMORY = "out of memory when it was run"
+"""Why a plan was not timed."""
+
+
+@dataclass
+class Run:
+    """What was measured of one plan.
+
+    Args:
+        seconds: of each step, of the slowest rank.
+        peak_bytes: of the fullest rank; None where it cannot be followed.
+        reason: why it was not timed; empty where it was.
+    """
+
+    plan: Plan
+    seconds: list[float] = field(default_factory=list)
+    peak_bytes: int | None = None
+    reason: str = ""
+
+
+class Interrupted(Exception):
+    """Ctrl-C came on one of the ranks: raised on all of them at once."""
+
+
+@dataclass
+class Race:
+    """The race of plans on the ranks of a mesh. Every rank makes it with the same plans and calls the same methods.
+
+    Args:
+        memory_limit: bytes of a rank.
+        signals: filled by Ctrl-C on this rank (``put_off_interrupts``).
+        say: told what is being done.
+    """
+
+    plans: Sequence[Plan]
+    builder: Builder
+    team: Team
+    memory_limit: int
+    signals: Sequence[int]
+    say: Say
+
+    def __post_init__(self) -> None:
+        self.runs = [Run(plan) for plan in self.plans]
+        self._kept: dict[int, Contestant] = {}
+        self._keeps = fit_together(self.plans, self.memory_limit)
+
+    @young_garbage_only()
+    def run(self, rounds: int) -> bool:
+        """Measures memory, then ``rounds`` steps of each plan that fits. Whether all of it was done. Collective.
+
+        Only whole rounds count.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C came before the first round was whole.
+        """
+        try:
+            for number in range(len(self.runs)):
+                self._measure_memory(number)
+            racing = [number for number, run in enumerate(self.runs) if not run.reason]
+            steps = 1 if self._keeps else min(STEPS_ALONE, rounds)
+            gc.collect()
+            for turn in range(math.ceil(rounds / steps)):
+                for place in range(len(racing)):
+                    self.say(f"round {turn * steps + 1} of {rounds}")
+                    self._take_turn(racing[(place + turn) % len(racing)], steps)
+        except Interrupted:
+            whole = min((len(run.seconds) for run in self.runs if not run.reason), default=0)
+            if not whole:
+                raise KeyboardInterrupt from None
+            for run in self.runs:
+                del run.seconds[whole:]
+            return False
+        finally:
+            self._kept.clear()
+        for run in self.runs:
+            del run.seconds[rounds:]
+        return True
+
+    def _measure_memory(self, number: int) -> None:
+        """Builds a plan's contestant, warms it, and measures its peak. Alone, where it does not fit beside those that are kept."""
+        run = self.runs[number]
+        self.say(f"plan {number + 1} of {len(self.runs)}: compiling and measuring memory")
+        peak = self._try(number)
+        if peak is None and self._kept:
+            self._keeps = False
+            self._kept.clear()
+            _give_back_memory()
+            peak = self._try(number)
+        if peak is None:
+            run.reason = OUT_OF_MEMORY
+        elif execution_of(run.plan) != "compiled":  # one compiled kernel holds what operators held one by one
+            run.peak_bytes = peak
+            if peak > self.memory_limit * (1 + BEYOND_PREDICTION):
+                run.reason = f"takes more than the memory limit of {self.memory_limit} bytes"
+                self._kept.pop(number, None)
+
+    def _try(self, number: int) -> int | None:
+        """The peak bytes of the fullest rank; None where one ran out of memory."""
+        peak: int | None = None
+        try:
+            made = self._warm(number)
+            followed = execution_of(self.plans[number]) != "compiled"
+            peak = min(made.peak_bytes() for _ in range(FOLLOWED)) if followed else 0
+        except torch.OutOfMemoryError:
+            self._kept.pop(number, None)
+        made = None  # type: ignore[assignment]
+        peaks: list[int | None] = self._exchange(peak)
+        if None in peaks:
+            self._kept.pop(number, None)
+            _give_back_memory()
+            return None
+        return max(peak for peak in peaks if peak is not None)
+
+    def _warm(self, number: int) -> Contestant:
+        made = self.builder.build(self.plans[number])
+        if self._keeps:
+            self._kept[number] = made
+        for _ in range(WARM_STEPS):
+            made.step()
+        return made
+
+    def _take_turn(self, number: int, steps: int) -> None:
+        contestant = self._kept.get(number)
+        if contestant is None:
+            contestant = self._warm(number)
+        else:
+            contestant.step()
+        seconds = [self._time_step(contestant) for _ in range(steps)]
+        if not self._keeps:
+            del contestant
+            _give_back_memory()
+        self.runs[number].seconds += [max(each) for each in zip(*self._exchange(seconds), strict=True)]
+
+    def _time_step(self, contestant: Contestant) -> float:
+        device = contestant.module.place.device
+        _synchronize(device)
+        dist.barrier(self.team.group)
+        begin = time.perf_counter()
+        contestant.step()
+        _synchronize(device)
+        return time.perf_counter() - begin
+
+    def _exchange(self, mine: Any) -> list[Any]:
+        """What each rank gives, by rank. Raises Interrupted on all ranks, where Ctrl-C came on one. Collective."""
+        found = everyones((mine, bool(self.signals)), self.team)
+        if any(came for _, came in found):
+            raise Interrupted
+        return [value for value, _ in found]
+
+
+def fit_together(plans: Sequence[Plan], memory_limit: int) -> bool:
+    """Whether a rank has room for the weights and states of all plans, beside what a step of one adds to them."""
+    resting = [plan.predicted.memory.parameters + plan.predicted.memory.optimizer for plan in plans]
+    adds = [plan.predicted.peak_memory_bytes_per_rank - rest for plan, rest in zip(plans, resting, strict=True)]
+    return sum(resting) + max(adds) <= memory_limit
+
+
+def rank_runs(runs: Sequence[Run]) -> list[int]:
+    """The numbers of the timed runs, the fastest first. Runs are compared by the median over rounds of the ratio within a round.
+
+    The fastest is the one whose largest ratio to another is the least; the others follow by their ratio to it.
+
+    >>> slow_moment = [Run(None, [1.0, 9.0, 1.0]), Run(None, [0.9, 8.0, 2.0])]
+    >>> rank_runs(slow_moment)
+    [1, 0]
+    """
+    timed = [number for number, run in enumerate(runs) if run.seconds]
+    if not timed:
+        return []
+    worst = {number: max(paired_ratio(runs[number], runs[other]) for other in timed) for number in timed}
+    fastest = min(timed, key=lambda number: worst[number])
+    others = sorted((number for number in timed if number != fastest), key=lambda number: paired_ratio(runs[number], runs[fastest]))
+    return [fastest, *others]
+
+
+def paired_ratio(run: Run, other: Run) -> float:
+    """The median over rounds of the ratio of two steps within a round."""
+    return median(mine / its for mine, its in zip(run.seconds, other.seconds, strict=True))
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _give_back_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
