@@ -17,6 +17,7 @@ from autopar.planning.capturing import captures_of
 from autopar.planning.grid import Grid, combinations, plan_sweep
 from autopar.planning.memory_ladder import plan_ladder
 from autopar.planning.session import open_session
+from autopar.rows import Inputs
 from autopar.sweeping import Point, Sweep
 from autopar.target import Target
 from cost_models import Execution, Hardware
@@ -74,6 +75,7 @@ def plan(
     optimizer: str = "adamw",
     memory: str | int | float | None = None,
     constraints: Mapping[str, str] | None = None,
+    inputs: Inputs = "global",
     cost_model: str = "roofline",
     recompute: str = "auto",
     microbatches: int | str = 1,
@@ -96,6 +98,8 @@ def plan(
             ``none``, or ``NAME:BYTES,ACCESSES`` per element. Its states count in memory and its step in time.
         memory: the limit per rank, bytes or text (``"70GiB"``, ``"80GB"``); the hardware's own when not given.
         constraints: name or glob to spec: ``lm_head.weight``, ``input:tokens``, ``output:0``, ``module:layers.*.attn``.
+        inputs: ``global``: ranks pass whole inputs. ``local``: each passes its own rows, as a ``DistributedSampler`` gives them: dim 0 of
+            all inputs that have the batch is split alike, over the axes that are best. An input has it where its dim 0 is the first's.
         cost_model: ``roofline``, or ``communication`` for collectives alone.
         recompute: ``auto``: operators may be recomputed in backward where memory is short; ``off``: never.
         microbatches: number of equal parts of the batch, whose gradients are summed; ``auto`` tries powers of two as long as memory is
@@ -115,8 +119,8 @@ def plan(
     """
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=mode, compute_dtype=compute_dtype,
-        optimizer=optimizer, pins=check_pins(constraints), cost_model=cost_model, recompute=recompute, microbatches=microbatches,
-        execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
+        optimizer=optimizer, pins=check_pins(constraints), inputs=inputs, cost_model=cost_model, recompute=recompute,
+        microbatches=microbatches, execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
     )  # fmt: skip
     memory_limit = read_memory_limit(memory, options.hardware)
     session = open_session(Target(model, args, kwargs or {}, loss, loss_args), options)
@@ -138,6 +142,7 @@ def pareto(
     compute_dtype: str | None = None,
     optimizer: str = "adamw",
     constraints: Mapping[str, str] | None = None,
+    inputs: Inputs = "global",
     cost_model: str = "roofline",
     recompute: str = "auto",
     microbatches: int | str = 1,
@@ -164,8 +169,8 @@ def pareto(
         raise UsageError(f"rungs must be at least 2, got {rungs!r}", "pass rungs=8")
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=mode, compute_dtype=compute_dtype,
-        optimizer=optimizer, pins=check_pins(constraints), cost_model=cost_model, recompute=recompute, microbatches=microbatches,
-        execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
+        optimizer=optimizer, pins=check_pins(constraints), inputs=inputs, cost_model=cost_model, recompute=recompute,
+        microbatches=microbatches, execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
     )  # fmt: skip
     session = open_session(Target(model, args, kwargs or {}, loss, loss_args), options)
     return plan_ladder(session.plan, rungs, session.deadline)
@@ -182,6 +187,7 @@ def sweep(
     compute_dtype: str | None = None,
     optimizer: str = "adamw",
     constraints: Mapping[str, str] | None = None,
+    inputs: Inputs = "global",
     cost_model: str = "roofline",
     recompute: str = "auto",
     microbatches: int | str = 1,
@@ -217,7 +223,7 @@ def sweep(
     grid = Grid(combinations(settings or {}), tuple(dict.fromkeys(counts)), tuple(dict.fromkeys(memory_limits)))
     options = PlanOptions(
         hardware=machine, devices=grid.devices[0], mode=mode, compute_dtype=compute_dtype, optimizer=optimizer,
-        pins=check_pins(constraints), cost_model=cost_model, recompute=recompute, microbatches=microbatches, execute=execute,
+        pins=check_pins(constraints), inputs=inputs, cost_model=cost_model, recompute=recompute, microbatches=microbatches, execute=execute,
         effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=name,
     )  # fmt: skip
     return plan_sweep(target, options, grid, done)
@@ -234,7 +240,7 @@ def compile(
     *,
     loss: Callable[..., Any] | None = None,
     mesh: Any = None,
-    inputs: Literal["global", "local"] = "global",
+    inputs: Inputs | None = None,
     device: Any = None,
     init: Callable[[nn.Module], None] | None = None,
     seed: int = 0,

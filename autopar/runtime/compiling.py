@@ -16,6 +16,7 @@ from autopar.errors import MismatchError, UsageError
 from autopar.importer import Capture, capture, cut_call
 from autopar.plan import Plan
 from autopar.recording import machine_of, replay
+from autopar.rows import Inputs
 from autopar.runtime.agreement import check_agreement, everyones, fetch, find_sources, together
 from autopar.runtime.backends import Backend, ProcessRanks, TracedRanks
 from autopar.runtime.calls import CallTree, is_leaf
@@ -26,7 +27,7 @@ from autopar.runtime.groups import team_of
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.programs import Programs
 from autopar.runtime.settings import Settings, held_by
-from autopar.runtime.steps import Inputs, Step, check_gradient_specs
+from autopar.runtime.steps import Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed
@@ -43,7 +44,7 @@ def compile_plan(
     plan: Plan | None,
     *,
     loss: Callable[..., Any] | None = None,
-    inputs: Inputs = "global",
+    inputs: Inputs | None = None,
     device: str | torch.device | None = None,
     init: Initialise | None = None,
     seed: int = 0,
@@ -58,7 +59,8 @@ def compile_plan(
             of the first rank that has values count.
         plan: the same on all ranks; None where another rank's is to be received.
         loss: the loss it was planned with.
-        inputs: ``global``: plain tensors in calls are whole and equal on all ranks; ``local``: they are each rank's own part.
+        inputs: ``global``: plain tensors in calls are whole and equal on all ranks; ``local``: they are each rank's own part. By default as
+            planned.
         device: where this rank computes. By default the GPU that torch has current when the process group uses NCCL, else the CPU. A single
             process takes the device of the model's weights; for weights on ``meta`` the GPU where there is one.
         init: given the whole model on the device, when it has meta weights; without it submodules' ``reset_parameters`` is used, and
@@ -73,7 +75,7 @@ def compile_plan(
     Raises:
         MismatchError: the plan was made for another model, mesh or torch; the first difference is named.
     """
-    if inputs not in get_args(Inputs):
+    if inputs is not None and inputs not in get_args(Inputs):
         raise UsageError(f"unknown kind of inputs {inputs!r}", f"use one of {', '.join(get_args(Inputs))}")
     if plan is not None and not isinstance(plan, Plan):
         raise UsageError(f"a {type(plan).__name__} is not a plan", "pass what autopar.plan or autopar.load returns, or a file's path")
@@ -85,7 +87,7 @@ def compile_plan(
         start_process_group(machine_of(plan).mesh)
     else:
         check_mesh(mesh, machine_of(plan).mesh)
-    execute = execute or _execution_of(plan)
+    execute, inputs = execute or _execution_of(plan), inputs or plan.model.inputs or "global"
     captured, schedule = together(lambda: _rebuilt(model, plan, loss, example), team_of(mesh))
     return compile_schedule(
         model, schedule, captured.constants, plan=plan, loss=loss, mesh=mesh, inputs=inputs, device=device, init=init, seed=seed,

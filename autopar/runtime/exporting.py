@@ -27,6 +27,7 @@ from autopar.errors import FileError, MismatchError, UsageError
 from autopar.files import check_path
 from autopar.plan import Plan
 from autopar.recording import graph_of, load, machine_of, replay
+from autopar.rows import Inputs
 from autopar.runtime.agreement import check_agreement, together
 from autopar.runtime.calls import CallTree
 from autopar.runtime.compiling import (
@@ -44,7 +45,6 @@ from autopar.runtime.groups import team_of
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.placement import from_placements, local_part
 from autopar.runtime.programs import Programs
-from autopar.runtime.steps import Inputs
 from autopar.runtime.weights import Place, has_no_values, own_tensors
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
@@ -118,7 +118,7 @@ def load_program(
     folder: str | os.PathLike[str],
     *,
     mesh: DeviceMesh | None = None,
-    inputs: Inputs = "global",
+    inputs: Inputs | None = None,
     device: str | torch.device | None = None,
     execute: Execute = "eager",
 ) -> ShardedModule:
@@ -144,7 +144,8 @@ def load_program(
     place = Place(planned, device_mesh_of(planned, where) if mesh is None else mesh, team, where)
     schedule, tree, constants = together(lambda: _assembled(place_of, plan, place), team)
     check_agreement(schedule, team)
-    step = bind_step(schedule, constants, CallTree(schedule.graph.arguments, None), place, inputs, True, execute)
+    call, inputs = CallTree(schedule.graph.arguments, None), inputs or plan.model.inputs or "global"
+    step = bind_step(schedule, constants, call, place, inputs, True, execute)
     return ShardedModule(tree, Programs(step, tuple(part.training for part in tree.modules())), plan)
 
 

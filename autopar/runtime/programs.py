@@ -26,6 +26,7 @@ from autopar.recording import record, replay
 from autopar.runtime.agreement import everyones, together
 from autopar.runtime.parts import captured_again
 from autopar.runtime.placement import from_placements
+from autopar.runtime.rows import check_one_batch, described
 from autopar.runtime.settings import Change, Settings, Values
 from autopar.runtime.steps import Step
 from autopar.schedule import Schedule
@@ -98,13 +99,14 @@ class Programs:
         tensors = self.main.call.tensors(args, kwargs)
         training = tuple([part.training for part in parts])
         shapes = tuple((item.name, self._shape(item, tensor := input_of(tensors, item)), tensor.requires_grad) for item in self._inputs)
+        check_one_batch(self.main, {name: shape for name, shape, _ in shapes}, tensors)
         planned = (whole_shape(self.main.graph, item) for item in self._inputs)
         changes = self.settings.changes(parts)
         if training == self.training and not changes and all(shape == given for shape, (_, given, _) in zip(planned, shapes, strict=True)):
             return self.main, tensors
         if self.bind is None:
             hint = "call it as it was planned, or compile the model, which can be planned for further calls"
-            raise UsageError(f"an exported program runs the planned call alone: {_planned_words(self.main.graph)}", hint)
+            raise UsageError(f"an exported program runs the planned call alone: {_planned_words(self.main)}", hint)
         if any(training) and self.main.graph.mode == "inference":
             raise UsageError("the plan is for inference, and a part of the model is in training mode", "call eval() on the module")
         for item in self._inputs:
@@ -283,9 +285,12 @@ def _words(key: Key) -> str:
     return f"{flags}{' with gradients' if key.mode == 'train' and not any(key.training) else ''}, {shapes}{changed}"
 
 
-def _planned_words(graph: Graph) -> str:
-    shapes = ", ".join(f"{item.name} {list(whole_shape(graph, item))}" for item in graph.of_kind("input"))
-    return f"{'training' if graph.mode == 'train' else 'evaluation'}, {shapes}"
+def _planned_words(step: Step) -> str:
+    graph = step.graph
+    shapes = {item.name: whole_shape(graph, item) for item in step.given}
+    words = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+    rows = f"; rows that each rank passes: {described(step, step.given, shapes)}" if step.inputs == "local" else ""
+    return f"{'training' if graph.mode == 'train' else 'evaluation'}, {words}{rows}"
 
 
 def _same_forward(graph: Graph, main: Graph) -> bool:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -21,6 +20,7 @@ from autopar.dialect import random_step
 from autopar.dialect.library import STILL
 from autopar.errors import MismatchError, UsageError
 from autopar.graph import Graph, GraphInput, GraphOutput
+from autopar.rows import Inputs
 from autopar.runtime.calls import CallTree
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.deferred_loss import Arrival, LateTensor
@@ -31,8 +31,6 @@ from autopar.runtime.placement import local_part, to_placements
 from autopar.runtime.weights import Place
 from autopar.sharding import Blocks, ShardingSpec
 from autopar.torch_compat import dtensor_like, keeps_autograd_graph, split_factor_of
-
-Inputs = Literal["global", "local"]
 
 
 @dataclass(frozen=True)
