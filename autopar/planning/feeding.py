@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 from autopar.errors import UsageError
 from autopar.graph import Graph
-from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
 from cost_models import Mesh
+
+if TYPE_CHECKING:
+    from autopar.schedule import Schedule
 
 
 def row_pins(graph: Graph, mesh: Mesh) -> Iterator[dict[str, str]]:

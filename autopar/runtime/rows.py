@@ -32,8 +32,8 @@ def check_one_batch(step: Step, shapes: Mapping[str, tuple[int, ...]], tensors: 
     """
     if step.inputs == "global":
         return
-    planned = [(item, step.graph.tensors[item.tensor].shape) for item in step.given]
-    batch = next((shape[0] for _, shape in planned if shape), None)
+    planned = [(item, step.graph.tensors[item.tensor].shape) for item in step.given if item.name in shapes]
+    batch = next((shape[0] for _, shape in planned if shape), None)  # of those that the call has
     with_batch = [item for item, shape in planned if shape and shape[0] == batch]
     if len({shapes[item.name][:1] for item in with_batch}) > 1:
         rows = described(step, with_batch, shapes, tensors)
