@@ -17,7 +17,7 @@ from autopar.planning.capturing import captures_of
 from autopar.planning.grid import Grid, combinations, plan_sweep
 from autopar.planning.memory_ladder import plan_ladder
 from autopar.planning.session import open_session
-from autopar.rows import Inputs
+from autopar.rows import Inputs, Outputs
 from autopar.sweeping import Point, Sweep
 from autopar.target import Target
 from cost_models import Execution, Hardware
@@ -241,6 +241,7 @@ def compile(
     loss: Callable[..., Any] | None = None,
     mesh: Any = None,
     inputs: Inputs | None = None,
+    outputs: Outputs = "placed",
     device: Any = None,
     init: Callable[[nn.Module], None] | None = None,
     seed: int = 0,
@@ -255,6 +256,8 @@ def compile(
         plan: the plan or the path of its file, the same on all ranks; None on ranks that receive another rank's plan.
         loss: the loss it was planned with. A plan made in this process remembers it; one from a file or another rank needs it again.
         mesh: the part of a DeviceMesh that the plan is for, with your own data parallelism around it; all processes when not given.
+        outputs: ``placed``: results that the plan splits are DTensors, without further communication; ``full``: they are gathered on every
+            rank as plain tensors, which the plan has not priced.
         inputs, device, init, seed, execute, example: see ``autopar.runtime.compile_plan``.
 
     Raises:
@@ -266,7 +269,8 @@ def compile(
         plan = load(plan)
     with user_errors():
         return compile_plan(
-            model, plan, loss=loss, mesh=mesh, inputs=inputs, device=device, init=init, seed=seed, execute=execute, example=example
+            model, plan, loss=loss, mesh=mesh, inputs=inputs, outputs=outputs, device=device, init=init, seed=seed, execute=execute,
+            example=example,
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from autopar.errors import MismatchError, UsageError
 from autopar.importer import Capture, capture, cut_call
 from autopar.plan import Plan
 from autopar.recording import machine_of, replay
-from autopar.rows import Inputs
+from autopar.rows import Inputs, Outputs
 from autopar.runtime.agreement import check_agreement, everyones, fetch, find_sources, together
 from autopar.runtime.backends import Backend, ProcessRanks, TracedRanks
 from autopar.runtime.calls import CallTree, is_leaf
@@ -45,6 +45,7 @@ def compile_plan(
     *,
     loss: Callable[..., Any] | None = None,
     inputs: Inputs | None = None,
+    outputs: Outputs = "placed",
     device: str | torch.device | None = None,
     init: Initialise | None = None,
     seed: int = 0,
@@ -61,6 +62,7 @@ def compile_plan(
         loss: the loss it was planned with.
         inputs: ``global``: plain tensors in calls are whole and equal on all ranks; ``local``: they are each rank's own part. By default as
             planned.
+        outputs: ``placed``: results that the plan splits are DTensors; ``full``: they are gathered on every rank, as plain tensors.
         device: where this rank computes. By default the GPU that torch has current when the process group uses NCCL, else the CPU. A single
             process takes the device of the model's weights; for weights on ``meta`` the GPU where there is one.
         init: given the whole model on the device, when it has meta weights; without it submodules' ``reset_parameters`` is used, and
@@ -75,8 +77,9 @@ def compile_plan(
     Raises:
         MismatchError: the plan was made for another model, mesh or torch; the first difference is named.
     """
-    if inputs is not None and inputs not in get_args(Inputs):
-        raise UsageError(f"unknown kind of inputs {inputs!r}", f"use one of {', '.join(get_args(Inputs))}")
+    if inputs is not None:
+        check_one_of("inputs", inputs, get_args(Inputs))
+    check_one_of("outputs", outputs, get_args(Outputs))
     if plan is not None and not isinstance(plan, Plan):
         raise UsageError(f"a {type(plan).__name__} is not a plan", "pass what autopar.plan or autopar.load returns, or a file's path")
     check_seed(seed)
@@ -90,9 +93,15 @@ def compile_plan(
     execute, inputs = execute or _execution_of(plan), inputs or plan.model.inputs or "global"
     captured, schedule = together(lambda: _rebuilt(model, plan, loss, example), team_of(mesh))
     return compile_schedule(
-        model, schedule, captured.constants, plan=plan, loss=loss, mesh=mesh, inputs=inputs, device=device, init=init, seed=seed,
-        execute=execute, left=captured.left,
+        model, schedule, captured.constants, plan=plan, loss=loss, mesh=mesh, inputs=inputs, outputs=outputs, device=device, init=init,
+        seed=seed, execute=execute, left=captured.left,
     )  # fmt: skip
+
+
+def check_one_of(what: str, given: str, known: tuple[str, ...]) -> None:
+    """Raises UsageError: the kind of inputs or outputs is none of those known."""
+    if given not in known:
+        raise UsageError(f"unknown kind of {what} {given!r}", f"use one of {', '.join(known)}")
 
 
 def _execution_of(plan: Plan) -> Execute:
@@ -171,6 +180,7 @@ def compile_schedule(
     loss: Callable[..., Any] | None = None,
     mesh: DeviceMesh | None = None,
     inputs: Inputs = "global",
+    outputs: Outputs = "placed",
     device: str | torch.device | None = None,
     init: Initialise | None = None,
     seed: int = 0,
@@ -195,7 +205,7 @@ def compile_schedule(
         check_agreement(schedule, team)
         mine = own_constants(schedule, captured.constants, place)
         call = CallTree(captured.graph.arguments, forward_of(model), loss)
-        return replace(bind_step(schedule, mine, call, place, inputs, dropout, execute), left=captured.left)
+        return replace(bind_step(schedule, mine, call, place, inputs, dropout, execute), left=captured.left, outputs=outputs)
 
     step = bound(Capture(graph, constants, left), schedule)
     specs = {

@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from autopar.errors import FileError, MismatchError, UsageError
 from autopar.files import check_path
 from autopar.plan import Plan
 from autopar.recording import graph_of, load, machine_of, replay
-from autopar.rows import Inputs
+from autopar.rows import Inputs, Outputs
 from autopar.runtime.agreement import check_agreement, together
 from autopar.runtime.calls import CallTree
 from autopar.runtime.compiling import (
@@ -119,13 +120,14 @@ def load_program(
     *,
     mesh: DeviceMesh | None = None,
     inputs: Inputs | None = None,
+    outputs: Outputs = "placed",
     device: str | torch.device | None = None,
     execute: Execute = "eager",
 ) -> ShardedModule:
     """This rank's program from a folder that ``autopar export`` wrote: a module that runs the planned call, and trains if that was planned.
 
     Args:
-        mesh, inputs, device, execute: as for ``compile_plan``.
+        mesh, inputs, outputs, device, execute: as for ``compile_plan``.
 
     Raises:
         FileError: a file that is missing or not what was written. MismatchError: another torch or mesh, or files not of one export.
@@ -146,6 +148,7 @@ def load_program(
     check_agreement(schedule, team)
     call, inputs = CallTree(schedule.graph.arguments, None), inputs or plan.model.inputs or "global"
     step = bind_step(schedule, constants, call, place, inputs, True, execute)
+    step = replace(step, outputs=outputs)
     return ShardedModule(tree, Programs(step, tuple(part.training for part in tree.modules())), plan)
 
 
