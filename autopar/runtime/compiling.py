@@ -112,6 +112,20 @@ def _execution_of(plan: Plan) -> Execute:
     return priced
 
 
+def join_launched() -> None:
+    """Starts torch.distributed where a launcher, such as torchrun, started this process, unless it runs already.
+
+    Raises:
+        UsageError: the environment lacks a part of what a launcher says.
+    """
+    if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        try:
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        except ValueError as error:
+            hint = "start the script with torchrun, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or set all of them"
+            raise UsageError(f"torch.distributed cannot be started from the environment: {error}", hint) from error
+
+
 def shared_plan(plan: Plan | None, mesh: DeviceMesh | None, device: str | torch.device | None) -> Plan:
     """The plan, or that of the first rank that has one. Collective.
 
@@ -121,12 +135,7 @@ def shared_plan(plan: Plan | None, mesh: DeviceMesh | None, device: str | torch.
     Raises:
         UsageError: no rank has one.
     """
-    if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        try:
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        except ValueError as error:
-            hint = "start the script with torchrun, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or set all of them"
-            raise UsageError(f"torch.distributed cannot be started from the environment: {error}", hint) from error
+    join_launched()
     if dist.is_initialized() and dist.get_world_size() > 1:
         find_device(device)
         team = team_of(mesh)

@@ -39,6 +39,7 @@ from autopar.runtime.compiling import (
     check_torch,
     device_mesh_of,
     find_device,
+    join_launched,
     rebuild,
     start_process_group,
 )
@@ -138,6 +139,7 @@ def load_program(
         raise FileError(f"there is no program in {folder!s}: it has no {PLAN}", EXPORTED)
     plan = load(place_of / PLAN)
     check_torch(plan)
+    join_launched()
     if mesh is None:
         start_process_group(machine_of(plan).mesh)
     else:
