@@ -22,7 +22,7 @@ from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
 from autopar.importer.autograd_calls import Deferred, deferring, replaced
 from autopar.importer.calls import argument_names, input_name, nested, plain_leaf, tree_of
-from autopar.importer.containers import closed, opened
+from autopar.importer.containers import Kind, closed, kind_of, opened
 from autopar.importer.diagnosis import Carried, at_line, refuse_collective, refuse_conversion, refuse_rank
 from autopar.importer.hidden_state import check_kept, keeps_tensors
 from autopar.importer.indexing import Indexing
@@ -79,6 +79,7 @@ class Exported:
         once: the forward noted in its modules that it need not do again what it did, so what it wrote to parameters is of this call.
         calls: what the graph's deferred operators stand for.
         left: the attributes, by path, in which the forward leaves what it made of its inputs, or another tensor than was there.
+        result: the classes of what the model, or the loss, gives.
     """
 
     graph_module: torch.fx.GraphModule
@@ -89,6 +90,7 @@ class Exported:
     once: bool = False
     calls: tuple[Deferred, ...] = ()
     left: tuple[str, ...] = ()
+    result: Kind | None = None
 
     @cached_property
     def tensors(self) -> tuple[Value, ...]:
@@ -101,12 +103,12 @@ class Program(nn.Module):
     """The model and its loss as one module; it takes and gives opened containers, the model those of ``call``.
 
     ``attributes``: the paths of plain tensor attributes; those that the forward assigned anew are in ``replaced``.
-    ``drawn``: the generators outside of torch that it drew from.
+    ``drawn``: the generators outside of torch that it drew from. ``ran``: is told the result.
     """
 
     def __init__(
         self, model: nn.Module, loss: Callable[..., Any] | None, call: Sequence[Any], deferred: list[Deferred], compute_dtype: str | None,
-        ran: Callable[[], None], attributes: Container[str],
+        ran: Callable[[Any], None], attributes: Container[str],
     ) -> None:  # fmt: skip
         super().__init__()
         self.attributes = attributes
@@ -131,10 +133,10 @@ class Program(nn.Module):
                 torch_compat.kept_modules(set(self.modules()), refuse_conversion),
             ):  # fmt: skip
                 before = _generators()
-                result = opened(self._run(traced, *closed((args, kwargs, loss_args), self.call)))
+                result = self._run(traced, *closed((args, kwargs, loss_args), self.call))
                 self.drawn.update(name for name, state in _generators().items() if state != before.get(name))
-                self.ran()  # export puts back the modules' attributes afterwards
-                return result
+                self.ran(result)  # export puts back the modules' attributes afterwards
+                return opened(result)
         except Exception as error:
             raise Carried(error) from None
 
@@ -216,14 +218,17 @@ def export(
     keeping: list[bool] = []
     counted: dict[str, tuple[Any, Any]] = {}
 
-    def ran() -> None:
+    kinds: list[Kind] = []
+
+    def ran(result: Any) -> None:
+        kinds.append(kind_of(result))
         flagged.append(weights.flagged())
         keeping.append(keeps_tensors((*model.modules(), loss), weights.stand_ins.values()))
         counted.update({path: (was, now) for path, was, now in weights.changed() if not isinstance(was, bool) and was != now})
 
     module = Program(model, loss, given, calls, compute_dtype, ran, weights.constants)
-    once_through = Program(model, None, given, [], compute_dtype, lambda: None, weights.constants)
-    again = Program(model, loss, given, [], compute_dtype, lambda: None, weights.constants)  # of two calls, one after another
+    once_through = Program(model, None, given, [], compute_dtype, lambda _: None, weights.constants)
+    again = Program(model, loss, given, [], compute_dtype, lambda _: None, weights.constants)  # of two calls, one after another
     listening = train if recording is None else recording
     with within(lambda: _run_once(once_through, call, weights)) as module.whole, torch.set_grad_enabled(listening):
         program = torch.export.export(module, call, strict=False)
@@ -254,7 +259,7 @@ def export(
     if recording:
         arguments["recording"] = True
     loss_at, once = (position, False) if train else (None, flagged[-1])
-    return Exported(program.graph_module, values, outputs, arguments, loss_at, once, tuple(calls), left)
+    return Exported(program.graph_module, values, outputs, arguments, loss_at, once, tuple(calls), left, kinds[-1])
 
 
 def _run_once(program: Program, call: tuple[Any, ...], weights: FakeWeights) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 
 from autopar.errors import UsageError
 from autopar.graph import NAMED_TUPLE
-from autopar.importer.containers import opened
+from autopar.importer.containers import Kind, opened
 from autopar.torch_compat import flatten_with_paths
 
 
@@ -50,11 +50,13 @@ class CallTree:
         forward: the original forward, so that an argument captured by position may be passed by name, and the other way round; None
             where it is not known, and arguments come as they were captured.
         loss: likewise, for what it takes beside the outputs.
+        kind: the classes of the result, where they are known.
     """
 
     arguments: Mapping[str, Any]
     forward: Callable[..., Any] | None
     loss: Callable[..., Any] | None = None
+    kind: Kind | None = None
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The tensor for each input name of a call with the model's arguments, then the loss's.
@@ -163,9 +165,10 @@ class CallTree:
         return (), dict(bound.arguments)
 
     def result(self, outputs: Mapping[str, Any]) -> Any:
-        """The outputs, by tensor name, in the nesting of the captured result: lists come back as tuples, named parts as a ``Record``,
-        which are a tuple too where they were one."""
-        return _rebuild(self.arguments["outputs"], outputs)
+        """The outputs, by tensor name, in the nesting of the captured result: lists come back as tuples, dataclasses and named tuples as
+        their own class where it is known, other named parts as a ``Record``."""
+        made = _rebuild(self.arguments["outputs"], outputs)
+        return made if self.kind is None else self.kind.of(made)
 
 
 def _parameters(function: Callable[..., Any] | None) -> list[inspect.Parameter]:
@@ -210,7 +213,8 @@ def _named(value: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 class Record(dict[str, Any]):
-    """A result with named parts, read as ``result["loss"]``, ``result.loss`` or by place: what stands for the model's own output class."""
+    """A result with named parts, read as ``result["loss"]``, ``result.loss`` or by place: what stands for a dictionary,
+    and for an output class that is not known."""
 
     def __missing__(self, key: Any) -> Any:
         """What a number names in the model's own dictionary, else the part at that place."""

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import MismatchError, UsageError
 from autopar.importer import Capture, capture, cut_call
+from autopar.importer.containers import Kind
 from autopar.plan import Plan
 from autopar.recording import machine_of, replay
 from autopar.rows import Inputs, Outputs
@@ -31,7 +32,7 @@ from autopar.runtime.steps import Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed
-from autopar.torch_compat import checkpoint_in_chunks, forward_of, lay_by_parts, teach_dtensors
+from autopar.torch_compat import checkpoint_in_chunks, flatten_axes, forward_of, lay_by_parts, teach_dtensors
 from cost_models import Mesh
 
 Execute = Literal["eager", "graph", "compiled"]
@@ -94,7 +95,7 @@ def compile_plan(
     captured, schedule = together(lambda: _rebuilt(model, plan, loss, example), team_of(mesh))
     return compile_schedule(
         model, schedule, captured.constants, plan=plan, loss=loss, mesh=mesh, inputs=inputs, outputs=outputs, device=device, init=init,
-        seed=seed, execute=execute, left=captured.left,
+        seed=seed, execute=execute, left=captured.left, result=captured.result,
     )  # fmt: skip
 
 
@@ -197,12 +198,14 @@ def compile_schedule(
     execute: Execute = "eager",
     also: Sequence[tuple[Capture, Schedule]] = (),
     left: tuple[str, ...] = (),
+    result: Kind | None = None,
 ) -> ShardedModule:
     """The model with its weights placed as the schedule wants them and its forward running it; see ``compile_plan``.
 
     Args:
         also: captures and schedules of further calls, with all weights in the same specs: they are run as planned, not planned anew.
         left: the attributes in which the model's own forward leaves tensors.
+        result: the classes of what it gives.
         dropout: False keeps every element, scaled as if some were dropped, so that runs can be compared (see ``runtime.execution.bind``).
     """
     if execute not in get_args(Execute):
@@ -213,10 +216,10 @@ def compile_schedule(
     def bound(captured: Capture, schedule: Schedule) -> Step:
         check_agreement(schedule, team)
         mine = own_constants(schedule, captured.constants, place)
-        call = CallTree(captured.graph.arguments, forward_of(model), loss)
+        call = CallTree(captured.graph.arguments, forward_of(model), loss, captured.result)
         return replace(bind_step(schedule, mine, call, place, inputs, dropout, execute), left=captured.left, outputs=outputs)
 
-    step = bound(Capture(graph, constants, left), schedule)
+    step = bound(Capture(graph, constants, left, result), schedule)
     specs = {
         item.name: item.own_spec(schedule.specs[item.tensor], machine.mesh.sizes)
         for item in graph.inputs if item.kind in ("parameter", "buffer")
@@ -368,7 +371,9 @@ def weights_device(model: nn.Module) -> torch.device | None:
 
 def device_mesh_of(mesh: Mesh, device: torch.device) -> DeviceMesh:
     """The mesh as torch's DeviceMesh over the default process group. Collective."""
-    return init_device_mesh(device.type, mesh.sizes, mesh_dim_names=mesh.names)
+    made = init_device_mesh(device.type, mesh.sizes, mesh_dim_names=mesh.names)
+    flatten_axes(made)
+    return made
 
 
 def example_call(plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:

@@ -26,7 +26,7 @@ from autopar.runtime.held_weights import HeldWeights
 from autopar.runtime.parts import keep_within, told_of_weights
 from autopar.runtime.programs import Programs, input_of
 from autopar.runtime.rows import block_of
-from autopar.runtime.states import OwnStates
+from autopar.runtime.states import IN_PLACE_OF, OwnStates
 from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
@@ -38,6 +38,9 @@ OTHER_CALLS = 0x9E3779B9
 last 32 bits alone."""
 SEEDS = 0xC2B2AE3D
 """Distance between the draws of two seeds, chosen in the same way."""
+
+
+_MISSING = object()
 
 
 class LaterSeedWarning(UserWarning):
@@ -225,10 +228,10 @@ class ShardedModule(WithinReplicas, OwnStates):
                 raise
         if name in tree.__dict__:
             return tree.__dict__[name]
-        own = inspect.getattr_static(type(tree), name, None)
-        if own is None:
+        own = inspect.getattr_static(type(tree), name, _MISSING)
+        if own is _MISSING:
             raise AttributeError(f"{type(tree).__name__!r} compiled by autopar has no attribute {name!r}")
-        own = told_of_weights(own) if isinstance(own, FunctionType) else own
+        own = IN_PLACE_OF.get(name) or (told_of_weights(own) if isinstance(own, FunctionType) else own)
         return own.__get__(self, type(tree)) if hasattr(own, "__get__") else own
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -255,7 +258,7 @@ class ShardedModule(WithinReplicas, OwnStates):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedModule:
         whole = {id(tensor): tensor for _, _, _, tensor in own_tensors(self.tree)}
-        copies = {key: copy.deepcopy(tensor, memo) for key, tensor in whole.items()}
+        copies = {key: _copied(tensor, memo) for key, tensor in whole.items()}
         made = ShardedModule(copy_tree(self.tree, copies), self._programs, self.plan, self._empty)
         for name in ("dropout_seed", "dropout_step", "other_calls", "training", "_left"):
             setattr(made, name, getattr(self, name))
@@ -342,6 +345,15 @@ class ShardedModule(WithinReplicas, OwnStates):
     def extra_repr(self) -> str:
         schedule = self.schedule
         return f"mesh={schedule.machine.mesh}, mode={self.step.graph.mode}, collectives={len(schedule.calls)}"
+
+
+def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
+    """A copy without the gradient, which a plain parameter's copy has not either; torch cannot copy one that lies in a bucket."""
+    gradient, tensor.grad = tensor.grad, None
+    try:
+        return copy.deepcopy(tensor, memo)
+    finally:
+        tensor.grad = gradient
 
 
 def _filling(buffers: Sequence[str]) -> str:
