@@ -24,7 +24,8 @@ def opened(value: Any) -> Any:
     """The value with every container that export does not know as a dictionary.
 
     >>> from types import SimpleNamespace
-    >>> opened([SimpleNamespace(x=SimpleNamespace(), y=1, z=torch_compat.torch.ones(2)), 3])
+    >>> import torch
+    >>> opened([SimpleNamespace(x=SimpleNamespace(), y=1, z=torch.ones(2)), 3])
     [{'z': tensor([1., 1.])}, 3]
     """
     parts = _parts(value)
