@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from autopar.reshard import reshard
     from autopar.rules.own import rule
     from autopar.runtime import load_program
+    from autopar.serving import load_serving, plan_serving, serve
+    from autopar.serving.cached import cached
     from autopar.sharding import ShardingSpec
     from autopar.verify import verify
     from cost_models import Hardware, Mesh

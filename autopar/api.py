@@ -17,6 +17,7 @@ from autopar.planning.capturing import captures_of
 from autopar.planning.grid import Grid, combinations, plan_sweep
 from autopar.planning.memory_ladder import plan_ladder
 from autopar.planning.session import open_session
+from autopar.rows import Inputs, Outputs
 from autopar.sweeping import Point, Sweep
 from autopar.target import Target
 from cost_models import Execution, Hardware
@@ -74,6 +75,7 @@ def plan(
     optimizer: str = "adamw",
     memory: str | int | float | None = None,
     constraints: Mapping[str, str] | None = None,
+    inputs: Inputs = "global",
     cost_model: str = "roofline",
     recompute: str = "auto",
     microbatches: int | str = 1,
@@ -96,6 +98,8 @@ def plan(
             ``none``, or ``NAME:BYTES,ACCESSES`` per element. Its states count in memory and its step in time.
         memory: the limit per rank, bytes or text (``"70GiB"``, ``"80GB"``); the hardware's own when not given.
         constraints: name or glob to spec: ``lm_head.weight``, ``input:tokens``, ``output:0``, ``module:layers.*.attn``.
+        inputs: ``global``: ranks pass whole inputs. ``local``: each passes its own rows, as a ``DistributedSampler`` gives them: dim 0 of
+            all inputs that have the batch is split alike, over the axes that are best. An input has it where its dim 0 is the first's.
         cost_model: ``roofline``, or ``communication`` for collectives alone.
         recompute: ``auto``: operators may be recomputed in backward where memory is short; ``off``: never.
         microbatches: number of equal parts of the batch, whose gradients are summed; ``auto`` tries powers of two as long as memory is
@@ -115,8 +119,8 @@ def plan(
     """
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=mode, compute_dtype=compute_dtype,
-        optimizer=optimizer, pins=check_pins(constraints), cost_model=cost_model, recompute=recompute, microbatches=microbatches,
-        execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
+        optimizer=optimizer, pins=check_pins(constraints), inputs=inputs, cost_model=cost_model, recompute=recompute,
+        microbatches=microbatches, execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
     )  # fmt: skip
     memory_limit = read_memory_limit(memory, options.hardware)
     session = open_session(Target(model, args, kwargs or {}, loss, loss_args), options)
@@ -138,6 +142,7 @@ def pareto(
     compute_dtype: str | None = None,
     optimizer: str = "adamw",
     constraints: Mapping[str, str] | None = None,
+    inputs: Inputs = "global",
     cost_model: str = "roofline",
     recompute: str = "auto",
     microbatches: int | str = 1,
@@ -164,8 +169,8 @@ def pareto(
         raise UsageError(f"rungs must be at least 2, got {rungs!r}", "pass rungs=8")
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=mode, compute_dtype=compute_dtype,
-        optimizer=optimizer, pins=check_pins(constraints), cost_model=cost_model, recompute=recompute, microbatches=microbatches,
-        execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
+        optimizer=optimizer, pins=check_pins(constraints), inputs=inputs, cost_model=cost_model, recompute=recompute,
+        microbatches=microbatches, execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
     )  # fmt: skip
     session = open_session(Target(model, args, kwargs or {}, loss, loss_args), options)
     return plan_ladder(session.plan, rungs, session.deadline)
@@ -182,6 +187,7 @@ def sweep(
     compute_dtype: str | None = None,
     optimizer: str = "adamw",
     constraints: Mapping[str, str] | None = None,
+    inputs: Inputs = "global",
     cost_model: str = "roofline",
     recompute: str = "auto",
     microbatches: int | str = 1,
@@ -217,7 +223,7 @@ def sweep(
     grid = Grid(combinations(settings or {}), tuple(dict.fromkeys(counts)), tuple(dict.fromkeys(memory_limits)))
     options = PlanOptions(
         hardware=machine, devices=grid.devices[0], mode=mode, compute_dtype=compute_dtype, optimizer=optimizer,
-        pins=check_pins(constraints), cost_model=cost_model, recompute=recompute, microbatches=microbatches, execute=execute,
+        pins=check_pins(constraints), inputs=inputs, cost_model=cost_model, recompute=recompute, microbatches=microbatches, execute=execute,
         effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=name,
     )  # fmt: skip
     return plan_sweep(target, options, grid, done)
@@ -292,7 +298,8 @@ def compile(
     *,
     loss: Callable[..., Any] | None = None,
     mesh: Any = None,
-    inputs: Literal["global", "local"] = "global",
+    inputs: Inputs | None = None,
+    outputs: Outputs = "placed",
     device: Any = None,
     init: Callable[[nn.Module], None] | None = None,
     seed: int = 0,
@@ -307,6 +314,8 @@ def compile(
         plan: the plan or the path of its file, the same on all ranks; None on ranks that receive another rank's plan.
         loss: the loss it was planned with. A plan made in this process remembers it; one from a file or another rank needs it again.
         mesh: the part of a DeviceMesh that the plan is for, with your own data parallelism around it; all processes when not given.
+        outputs: ``placed``: results that the plan splits are DTensors, without further communication; ``full``: they are gathered on every
+            rank as plain tensors, which the plan has not priced.
         inputs, device, init, seed, execute, example: see ``autopar.runtime.compile_plan``.
 
     Raises:
@@ -318,7 +327,8 @@ def compile(
         plan = load(plan)
     with user_errors():
         return compile_plan(
-            model, plan, loss=loss, mesh=mesh, inputs=inputs, device=device, init=init, seed=seed, execute=execute, example=example
+            model, plan, loss=loss, mesh=mesh, inputs=inputs, outputs=outputs, device=device, init=init, seed=seed, execute=execute,
+            example=example,
         )  # fmt: skip
 
 

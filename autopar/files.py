@@ -24,15 +24,27 @@ def read_text(path: str | os.PathLike[str], what: str, hint: str) -> str:
         hint: what to give instead where it cannot be read.
 
     Raises:
-        FileError: it cannot be read, or is not UTF-8. UsageError: no path at all.
+        FileError: it cannot be read, is empty, or is not UTF-8. UsageError: no path at all.
     """
     check_path(path, what, hint)
     try:
         data = sys.stdin.buffer.read() if Path(path) == STANDARD else Path(path).read_bytes()
-        return data.decode("utf-8")
+        text = data.decode("utf-8-sig")  # with or without a byte-order mark, which editors of other systems write
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or str(error)
         raise FileError(f"cannot read {what} {path}: {reason}", hint) from error
+    if not text.strip():
+        raise FileError(f"{name_of(path)} is empty, where {what} should be", hint)
+    return text
+
+
+def name_of(path: object) -> str:
+    """What errors call a file that is read.
+
+    >>> name_of("plan.json"), name_of("-")
+    ('plan.json', 'the standard input')
+    """
+    return "the standard input" if str(path) == str(STANDARD) else str(path)
 
 
 def check_path(path: object, what: str, hint: str) -> None:
@@ -84,7 +96,7 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
+        os.chmod(name, 0o666 & ~umask())
         os.replace(name, target)
     except BaseException as error:
         if name:
@@ -135,7 +147,8 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _umask() -> int:
+def umask() -> int:
+    """The permissions that new files do not get."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from autopar.effort import DEFAULT_EFFORT, Effort, check_effort
 from autopar.errors import FileError, UsageError
+from autopar.rows import Inputs
 from autopar.seeds import check_seed
 from cost_models import COST_MODELS, EXECUTIONS, CostModelError, Execution, Hardware, Mesh, find_optimizer, load_hardware
 
@@ -44,6 +45,7 @@ class PlanOptions:
         hardware: the machine's.
         mesh: the mesh; or ``devices``, the number of ranks, to try several meshes.
         mode, compute_dtype: of the capture.
+        inputs: ``local``: the rows of all inputs are split alike, over the axes that are best.
         pins: name or glob to spec, as the user wrote them.
         microbatches: a number, or ``auto``.
         execute: the way of execution whose host is priced; None for a host that takes no time.
@@ -63,6 +65,7 @@ class PlanOptions:
     compute_dtype: str | None = None
     optimizer: str = "adamw"
     pins: Mapping[str, str] = field(default_factory=dict)
+    inputs: Inputs = "global"
     cost_model: str = "roofline"
     recompute: str = "auto"
     microbatches: int | str = 1
@@ -76,6 +79,7 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         assert self.meshes
+        check_one_of("kind of inputs", self.inputs, get_args(Inputs))
         check_one_of("cost model", self.cost_model, tuple(COST_MODELS))
         check_one_of("way to recompute", self.recompute, RECOMPUTE)
         check_execution(self.execute, self.hardware, self.cost_model)

@@ -60,14 +60,24 @@ class CreatedBy(Row):
     execution: Execution | None = None
 
 
+Inputs = Literal["global", "local"]
+"""``global``: ranks pass whole inputs; ``local``: each its own part, such as the rows that a ``DistributedSampler`` gives it."""
+
+
+Outputs = Literal["placed", "full"]
+"""``placed``: what a plan splits leaves as a DTensor; ``full``: whole, as a plain tensor."""
+
+
 class Model(Row):
-    """The planned model. ``arguments`` is ``Graph.arguments``: how the call's tensors and results are nested."""
+    """The planned model. ``arguments`` is ``Graph.arguments``: how the call's tensors and results are nested. ``inputs`` is there where
+    each rank passes its own rows of the batch."""
 
     target: str
     mode: Literal["train", "inference"]
     optimizer: str
     graph_sha256: str
     arguments: dict[str, Any] = Field(default_factory=dict)
+    inputs: Literal["local"] | None = None
 
 
 class Objective(Row):

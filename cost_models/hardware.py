@@ -222,7 +222,7 @@ def load_hardware(hardware: str | Path | Hardware) -> Hardware:
             raise UnknownHardwareError(f"unknown hardware {hardware!r}", hint)
         raise UnknownHardwareError(f"no hardware file at {str(hardware)!r}", f"check the path, or use one of {', '.join(hardware_names())}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # with or without a byte-order mark
     except (OSError, UnicodeDecodeError) as error:
         raise HardwareFileError(f"cannot read the hardware file {path}: {error}", "it must be a readable TOML file") from error
     return _parse(text, str(path))

@@ -240,6 +240,7 @@ class FoundIn:
     interrupted: bool
     cut: bool = False
     used_up: bool = False
+    bound_seconds: float = 0.0
 
 
 def _meshes_in_turn(monkeypatch: pytest.MonkeyPatch, graph: autopar.Graph, outcomes: list[object]) -> list[float]:

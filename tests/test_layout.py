@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import networkx as nx
@@ -157,3 +158,13 @@ def test_the_command_names_a_shadowing_package_without_a_trace(tmp_path: Path) -
 def test_no_file_has_a_forbidden_name() -> None:
     forbidden = {"utils", "helpers", "manager", "handler", "misc"}
     assert not [path for path in sources() if forbidden & {path.stem, *path.parts}]
+
+
+def test_names_that_an_ide_completes_are_those_that_resolve() -> None:
+    """What ``autopar/__init__.py`` imports for types alone comes from the same packages as what it gives on first use."""
+    source = ast.parse((ROOT / "autopar" / "__init__.py").read_text())
+    block = next(node for node in source.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    typed = {alias.name: str(node.module) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert typed.keys() == autopar._HOME.keys() == set(autopar.__all__)
+    for name, module in typed.items():
+        assert getattr(import_module(module), name) is getattr(autopar, name), name

@@ -526,6 +526,12 @@ def test_transforms_are_met_and_come_to_plain_operators() -> None:
     torch.testing.assert_close(held.run(x), (x * scale).sin())
 
 
+def test_whether_a_profiler_records_is_known() -> None:
+    assert not torch_compat.profiler_records()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert torch_compat.profiler_records()
+
+
 def test_plain_tensors_beside_dtensors_are_told_by_their_words(one_rank: None) -> None:
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     weight = distribute_tensor(torch.ones(2, 2), init_device_mesh("cpu", (1,)), [Replicate()])

@@ -11,6 +11,8 @@ import typer
 from autopar import compare
 from autopar.cli.files import read_plan
 from autopar.cli.terminal import out
+from autopar.errors import UsageError
+from autopar.files import STANDARD
 
 
 def diff(
@@ -18,6 +20,8 @@ def diff(
     second: Annotated[Path, typer.Argument(help="another plan file")],
     json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
 ) -> None:
+    if first == second == STANDARD:
+        raise UsageError("two plans cannot both be read from the standard input", "give a file for one of them: autopar diff plan.json -")
     found = compare.diff(read_plan(first, in_part=True), read_plan(second, in_part=True))
     if json:
         out(json_format.dumps({"first": str(first), "second": str(second), "same": not found, "changes": found}, indent=1))

@@ -16,7 +16,7 @@ from autopar.seeds import check_seed
 def export(
     plan: Annotated[Path, typer.Argument(help="a file written by autopar plan -o")],
     target: Annotated[str, typer.Argument(help="the model it was made for")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="the folder to write, which must not exist")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="the folder to write, new or empty")],
     weights: Annotated[list[Path] | None, typer.Option(help="a safetensors file of the model's weights; may be repeated")] = None,
     seed: Annotated[int, typer.Option(help="of a built-in model's weights, where no file has them")] = 0,
 ) -> None:

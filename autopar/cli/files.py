@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autopar.cli.terminal import note, out
+from autopar.cli.terminal import note, out_document
 from autopar.errors import FileError, UsageError
 from autopar.files import STANDARD, check_writable, write_whole
 from autopar.unread import collector_paused
@@ -43,7 +43,7 @@ def check_apart(one: Path | None, other: Path | None) -> None:
 def write_text(path: Path, text: str) -> None:
     """Writes ``text``, to the standard output for ``-``, and otherwise says so on stderr. Raises FileError."""
     if path == STANDARD:
-        out(text, end="")
+        out_document(text)
         return
     write_whole(path, text)
     note(f"wrote {path}")
@@ -63,6 +63,6 @@ def _kept(path: Path, text: str) -> str:
         other = Path(tempfile.gettempdir()) / f"{path.stem}-{os.getpid()}{path.suffix}"
         write_whole(other, text)
     except (FileError, OSError):
-        out(text, end="")
+        out_document(text)
         return "the result is printed"
     return f"the result is kept in {other}"

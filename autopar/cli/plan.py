@@ -14,6 +14,7 @@ from autopar.cli.planning import (
     EffortOption,
     ExecuteOption,
     HardwareOption,
+    InputsOption,
     MicrobatchesOption,
     ModeOption,
     OptimizerOption,
@@ -23,6 +24,7 @@ from autopar.cli.planning import (
     open_pins,
     pareto_target,
     plan_target,
+    read_inputs,
     read_microbatches,
     read_mode,
     say_cut,
@@ -54,6 +56,7 @@ def plan(
     microbatches: MicrobatchesOption = "1",
     execute: ExecuteOption = None,
     pin: PinOption = None,
+    inputs: InputsOption = "global",
     effort: EffortOption = DEFAULT_EFFORT,
     time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by the meshes tried")] = 60.0,
     seed: SeedOption = 0,
@@ -81,7 +84,7 @@ def plan(
         raise UsageError("--memory and --pareto exclude each other", "drop one of them")
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=read_mode(mode), compute_dtype=compute_dtype,
-        optimizer=optimizer, pins=open_pins(pin or []), cost_model=cost_model, recompute=recompute,
+        optimizer=optimizer, pins=open_pins(pin or []), inputs=read_inputs(inputs), cost_model=cost_model, recompute=recompute,
         microbatches=read_microbatches(microbatches), execute=read_execution(execute), effort=check_effort(effort),
         time_limit=time_limit, seed=seed,
     )  # fmt: skip

@@ -7,14 +7,14 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
 from autopar.cli.terminal import Line, note, printing_aside
 from autopar.errors import UsageError
 from autopar.garbage import young_garbage_only
-from autopar.options import AUTO, DEFAULT_HARDWARE, PlanOptions
+from autopar.options import AUTO, DEFAULT_HARDWARE, PlanOptions, check_one_of
 from autopar.pareto import Pareto
 from autopar.plan import Plan
 from autopar.planning.cautions import CAUTIONS
@@ -22,6 +22,7 @@ from autopar.planning.grid import Grid, plan_sweep
 from autopar.planning.memory_ladder import plan_ladder
 from autopar.planning.session import PlanSession, open_session
 from autopar.report import units
+from autopar.rows import Inputs
 from autopar.search import Progress
 from autopar.sweeping import Point, Sweep
 from autopar.target import Target
@@ -36,6 +37,7 @@ CostModelOption = Annotated[str, typer.Option(help="roofline, or communication f
 RecomputeOption = Annotated[str, typer.Option(help="auto: run operators again in backward where memory needs it; off")]
 MicrobatchesOption = Annotated[str, typer.Option(help="equal parts of the batch, gradients summed: a number, or auto")]
 ExecuteOption = Annotated[str | None, typer.Option(help="price the host too, as it issues kernels: eager, graph, compiled or cuda_graph")]
+InputsOption = Annotated[str, typer.Option(help="global: ranks pass whole batches; local: each its own rows, by a DistributedSampler")]
 PinOption = Annotated[list[str] | None, typer.Option(help="NAME=SPEC, e.g. 'lm_head.weight=S1 R'; may be repeated")]
 EffortOption = Annotated[str, typer.Option(help="low, normal or high: how much work the search may do, the same on every machine")]
 SeedOption = Annotated[int, typer.Option(help="the same seed gives the same plan, unless the time limit cut the search")]
@@ -48,6 +50,12 @@ def read_mode(text: str) -> Literal["train", "inference"]:
     if text == "inference":
         return "inference"
     raise UsageError(f"unknown mode {text!r}", "use train or inference")
+
+
+def read_inputs(text: str) -> Inputs:
+    """The kind of inputs of an option's text. Raises UsageError."""
+    check_one_of("kind of inputs", text, get_args(Inputs))
+    return "local" if text == "local" else "global"
 
 
 def read_microbatches(text: str) -> int | str:

@@ -15,6 +15,7 @@ from autopar.cli.planning import (
     EffortOption,
     ExecuteOption,
     HardwareOption,
+    InputsOption,
     MicrobatchesOption,
     ModeOption,
     OptimizerOption,
@@ -22,6 +23,7 @@ from autopar.cli.planning import (
     RecomputeOption,
     SeedOption,
     open_pins,
+    read_inputs,
     read_microbatches,
     read_mode,
     say_cut,
@@ -57,6 +59,7 @@ def sweep(
     microbatches: MicrobatchesOption = "1",
     execute: ExecuteOption = None,
     pin: PinOption = None,
+    inputs: InputsOption = "global",
     effort: EffortOption = DEFAULT_EFFORT,
     time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by all that is planned")] = 60.0,
     seed: SeedOption = 0,
@@ -72,8 +75,9 @@ def sweep(
     grid = Grid(combinations(_varied(vary or [])), tuple(dict.fromkeys(_counts(devices))), tuple(dict.fromkeys(memory_limits)))
     options = PlanOptions(
         hardware=machine, devices=grid.devices[0], mode=read_mode(mode), compute_dtype=compute_dtype, optimizer=optimizer,
-        pins=open_pins(pin or []), cost_model=cost_model, recompute=recompute, microbatches=read_microbatches(microbatches),
-        execute=read_execution(execute), effort=check_effort(effort), time_limit=time_limit, seed=seed,
+        pins=open_pins(pin or []), inputs=read_inputs(inputs), cost_model=cost_model, recompute=recompute,
+        microbatches=read_microbatches(microbatches), execute=read_execution(execute), effort=check_effort(effort),
+        time_limit=time_limit, seed=seed,
     )  # fmt: skip
     say_hardware(hardware)
     found = sweep_target(target, options, grid, _say)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -26,14 +27,53 @@ def printable(text: str) -> str:
 
 
 def out(text: object, end: str = "\n") -> None:
-    """Prints to the standard output. Raises FileError when it cannot be written (a full disk); a closed pipe ends the command."""
+    """Prints words, or JSON, to the standard output; what its encoding lacks stands there as ``\\u00e9``, which JSON reads as the letter.
+
+    Raises:
+        FileError: it cannot be written (a full disk); a closed pipe ends the command.
+    """
+    with _written():
+        print(escaped(printable(str(text)), sys.stdout.encoding), end=end, flush=True)
+
+
+def out_document(text: str) -> None:
+    """Writes a file's text to the standard output, in UTF-8 as to a file. Raises FileError as ``out`` does."""
+    with _written():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(printable(text).encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.flush()
+
+
+@contextmanager
+def _written() -> Iterator[None]:
     try:
-        print(printable(str(text)), end=end, flush=True)
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:
         discard_output()
         raise FileError(f"cannot write to the standard output: {error.strerror}", "make room, or send it elsewhere") from error
+
+
+def escaped(text: str, encoding: str | None) -> str:
+    """``text`` with each character that an encoding lacks as JSON writes it.
+
+    >>> print(escaped("\u00e9t\u00e9", "ascii"))
+    \\u00e9t\\u00e9
+    """
+    try:
+        text.encode(encoding or "utf-8")
+        return text
+    except UnicodeEncodeError:
+        return "".join(one if _fits(one, encoding or "utf-8") else json.dumps(one)[1:-1] for one in text)
+
+
+def _fits(character: str, encoding: str) -> bool:
+    try:
+        character.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def columns() -> int | None:

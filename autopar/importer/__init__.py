@@ -5,6 +5,7 @@ weights            fake tensors in place of the module's own
 precision          computing in another dtype than the parameters
 exported           torch.export's graph over named inputs
 autograd_calls     what the model says to autograd in Python: functions, hooks, gradients
+calls              a call's tensors by name, its nesting as JSON
 containers         arguments and results as nests of tensors, and the way back
 known_values       conditions whose answer is known, though tensors are stand-ins
 sets               sets in an order that does not depend on the hash seed
@@ -32,7 +33,8 @@ iota_index         indices that count the rows of a dim
 
 from __future__ import annotations
 
+from autopar.importer.calls import named_tensors
 from autopar.importer.capturing import Capture, capture, capture_graph, without_fast_path
 from autopar.importer.microbatches import Captures, cut_call
 
-__all__ = ["Capture", "Captures", "capture", "capture_graph", "cut_call", "without_fast_path"]
+__all__ = ["Capture", "Captures", "capture", "capture_graph", "cut_call", "named_tensors", "without_fast_path"]

@@ -21,6 +21,7 @@ from autopar.graph import Graph
 from autopar.importer.autograd_calls import check_hooks, warn_of_checkpoint
 from autopar.importer.blocks import Plain, find_blocks
 from autopar.importer.buffer_in_place import stored
+from autopar.importer.containers import Kind
 from autopar.importer.dense_gradients import with_dense_gradients
 from autopar.importer.diagnosis import diagnosed
 from autopar.importer.exported import Exported, Value, Whole, Within, all_held, check_plain, export
@@ -39,11 +40,13 @@ from autopar.rules import reads_values, takes_one_dtype
 
 @dataclass(frozen=True)
 class Capture:
-    """A graph, the values of its inputs of kind ``constant`` by name, and the attributes in which the model's forward leaves tensors."""
+    """A graph, the values of its inputs of kind ``constant`` by name, the attributes in which the model's forward leaves tensors, and the
+    classes of its result."""
 
     graph: Graph
     constants: Mapping[str, Tensor]
     left: tuple[str, ...] = ()
+    result: Kind | None = None
 
 
 def capture_graph(
@@ -123,7 +126,7 @@ def capture(
             _check_gradients(exported, graph)
         values = {value.name: value.value for value in found if value.kind == "constant"} | weights.constants
         constants = {item.name: values[item.name] for item in graph.of_kind("constant")}
-    return Capture(dataclasses.replace(graph, groups=find_groups(graph)), constants, exported.left)
+    return Capture(dataclasses.replace(graph, groups=find_groups(graph)), constants, exported.left, exported.result)
 
 
 def _traced(

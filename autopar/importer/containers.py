@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,7 +24,8 @@ def opened(value: Any) -> Any:
     """The value with every container that export does not know as a dictionary.
 
     >>> from types import SimpleNamespace
-    >>> opened([SimpleNamespace(x=SimpleNamespace(), y=1, z=torch_compat.torch.ones(2)), 3])
+    >>> import torch
+    >>> opened([SimpleNamespace(x=SimpleNamespace(), y=1, z=torch.ones(2)), 3])
     [{'z': tensor([1., 1.])}, 3]
     """
     parts = _parts(value)
@@ -57,6 +59,43 @@ def renewed(value: Any) -> Any:
 def changed(function: Callable[[Tensor], Any], value: Any) -> Any:
     """The value with ``function`` of every tensor in its place."""
     return closed(torch_compat.map_tensors(function, opened(value)), value)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The class of a result, and of what it holds, by name or place."""
+
+    cls: type
+    parts: Mapping[str, Kind]
+
+    def of(self, made: Any) -> Any:
+        """What was made in this one's place, in the class of a model's own: a dataclass, or a tuple with names. Else as it is."""
+        if isinstance(made, Mapping):
+            kind: Any = type(made)
+            return self._filled(kind((name, self.parts[name].of(part) if name in self.parts else part) for name, part in made.items()))
+        if isinstance(made, tuple):
+            parts = [self.parts[str(place)].of(part) if str(place) in self.parts else part for place, part in enumerate(made)]
+            return self.cls(*parts) if hasattr(self.cls, "_fields") else type(made)(*parts) if hasattr(made, "_fields") else tuple(parts)
+        return made
+
+    def _filled(self, made: Mapping[str, Any]) -> Any:
+        """The dataclass with these fields; as it is where that is none, or needs more."""
+        if not dataclasses.is_dataclass(self.cls):
+            return made
+        fields = [item for item in dataclasses.fields(self.cls) if item.init]
+        needed = (item.name for item in fields if item.default is item.default_factory is dataclasses.MISSING)
+        whole = all(name in made for name in needed) and made.keys() <= {item.name for item in fields}
+        return self.cls(**made) if whole else made
+
+
+def kind_of(value: Any) -> Kind:
+    """The classes of a result, for results of the same nesting; no tensor of it is held."""
+    parts: Mapping[Any, Any] = {}
+    if isinstance(value, (list, tuple)):
+        parts = dict(enumerate(value))
+    elif isinstance(value, Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        parts = value if isinstance(value, Mapping) else {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    return Kind(type(value), {str(name): kind_of(part) for name, part in parts.items()})
 
 
 def _put(made: Any, name: Any, value: Any) -> None:

@@ -6,7 +6,6 @@ nowhere later.
 
 from __future__ import annotations
 
-import inspect
 import random
 import sys
 import warnings
@@ -21,9 +20,9 @@ from torch import Tensor, nn
 
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
-from autopar.graph import NAMED_TUPLE
 from autopar.importer.autograd_calls import Deferred, deferring, replaced
-from autopar.importer.containers import closed, opened
+from autopar.importer.calls import argument_names, input_name, nested, plain_leaf, tree_of
+from autopar.importer.containers import Kind, closed, kind_of, opened
 from autopar.importer.diagnosis import Carried, at_line, refuse_collective, refuse_conversion, refuse_rank
 from autopar.importer.hidden_state import check_kept, keeps_tensors
 from autopar.importer.indexing import Indexing
@@ -80,6 +79,7 @@ class Exported:
         once: the forward noted in its modules that it need not do again what it did, so what it wrote to parameters is of this call.
         calls: what the graph's deferred operators stand for.
         left: the attributes, by path, in which the forward leaves what it made of its inputs, or another tensor than was there.
+        result: the classes of what the model, or the loss, gives.
     """
 
     graph_module: torch.fx.GraphModule
@@ -90,6 +90,7 @@ class Exported:
     once: bool = False
     calls: tuple[Deferred, ...] = ()
     left: tuple[str, ...] = ()
+    result: Kind | None = None
 
     @cached_property
     def tensors(self) -> tuple[Value, ...]:
@@ -102,12 +103,12 @@ class Program(nn.Module):
     """The model and its loss as one module; it takes and gives opened containers, the model those of ``call``.
 
     ``attributes``: the paths of plain tensor attributes; those that the forward assigned anew are in ``replaced``.
-    ``drawn``: the generators outside of torch that it drew from.
+    ``drawn``: the generators outside of torch that it drew from. ``ran``: is told the result.
     """
 
     def __init__(
         self, model: nn.Module, loss: Callable[..., Any] | None, call: Sequence[Any], deferred: list[Deferred], compute_dtype: str | None,
-        ran: Callable[[], None], attributes: Container[str],
+        ran: Callable[[Any], None], attributes: Container[str],
     ) -> None:  # fmt: skip
         super().__init__()
         self.attributes = attributes
@@ -132,10 +133,10 @@ class Program(nn.Module):
                 torch_compat.kept_modules(set(self.modules()), refuse_conversion),
             ):  # fmt: skip
                 before = _generators()
-                result = opened(self._run(traced, *closed((args, kwargs, loss_args), self.call)))
+                result = self._run(traced, *closed((args, kwargs, loss_args), self.call))
                 self.drawn.update(name for name, state in _generators().items() if state != before.get(name))
-                self.ran()  # export puts back the modules' attributes afterwards
-                return result
+                self.ran(result)  # export puts back the modules' attributes afterwards
+                return opened(result)
         except Exception as error:
             raise Carried(error) from None
 
@@ -175,42 +176,6 @@ def check_plain(what: str, tensor: Tensor) -> None:
     kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
     if kind != "strided":
         raise UsageError(f"{what} is a {kind} tensor; plans are made for dense ones", "make it dense: to_dense(), dequantize() or padding")
-
-
-def argument_names(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], loss: Callable[..., Any] | None, loss_args: Sequence[Any]
-) -> dict[tuple[str, ...], str]:
-    """The public name of each top-level argument, by its path in ``(args, kwargs, loss_args)``.
-
-    Raises:
-        UsageError: the arguments do not fit the signature of ``forward`` or of the loss.
-    """
-    positional = _positional_names(torch_compat.forward_of(model), args, kwargs, "the model's forward")
-    names: dict[tuple[str, ...], str] = {("0", str(index)): name for index, name in enumerate(positional)}
-    names |= {("1", key): key for key in kwargs}
-    if loss is not None:
-        call = loss.forward if isinstance(loss, nn.Module) else loss
-        for index, name in enumerate(_positional_names(call, [None, *loss_args], {}, "the loss")[1:]):
-            names["2", str(index)] = f"loss.{name}" if name in names.values() else name
-    return names
-
-
-def _positional_names(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], what: str) -> list[str]:
-    try:
-        signature = inspect.signature(function)
-    except ValueError:
-        return [str(index) for index in range(len(args))]
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise UsageError(f"{what} takes {signature}: {error}", "give one example for each argument, in order") from None
-    names: list[str] = []
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            names += [f"{parameter.name}.{index}" for index in range(len(args) - len(names))]
-        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-    return names[: len(args)]
 
 
 def export(
@@ -253,19 +218,22 @@ def export(
     keeping: list[bool] = []
     counted: dict[str, tuple[Any, Any]] = {}
 
-    def ran() -> None:
+    kinds: list[Kind] = []
+
+    def ran(result: Any) -> None:
+        kinds.append(kind_of(result))
         flagged.append(weights.flagged())
         keeping.append(keeps_tensors((*model.modules(), loss), weights.stand_ins.values()))
         counted.update({path: (was, now) for path, was, now in weights.changed() if not isinstance(was, bool) and was != now})
 
     module = Program(model, loss, given, calls, compute_dtype, ran, weights.constants)
-    once_through = Program(model, None, given, [], compute_dtype, lambda: None, weights.constants)
-    again = Program(model, loss, given, [], compute_dtype, lambda: None, weights.constants)  # of two calls, one after another
+    once_through = Program(model, None, given, [], compute_dtype, lambda _: None, weights.constants)
+    again = Program(model, loss, given, [], compute_dtype, lambda _: None, weights.constants)  # of two calls, one after another
     listening = train if recording is None else recording
     with within(lambda: _run_once(once_through, call, weights)) as module.whole, torch.set_grad_enabled(listening):
         program = torch.export.export(module, call, strict=False)
     leaves, _ = torch_compat.flatten_with_paths(call)
-    names = [_input_name(path, tops) for path, _ in leaves]
+    names = [input_name(path, tops) for path, _ in leaves]
     for path, (was, now) in counted.items():
         text = f"the forward changes its number {path}, from {was} to {now}: what is computed from it stays as in the first call"
         warnings.warn(f"{text}; pass it as a tensor, or set it outside of the forward", ChangedNumberWarning, stacklevel=2)
@@ -281,9 +249,9 @@ def export(
             left += check_kept(model, lambda given: again(*given), both, weights.stand_ins.values())
     outputs, tree, position = _outputs(program)
     arguments = {
-        "args": [_tree(item, tops, ("0", str(i))) for i, item in enumerate(args)],
-        "kwargs": {key: _tree(item, tops, ("1", key)) for key, item in kwargs.items()},
-        "loss_args": [_tree(item, tops, ("2", str(i))) for i, item in enumerate(loss_args)],
+        "args": [tree_of(item, tops, ("0", str(i))) for i, item in enumerate(args)],
+        "kwargs": {key: tree_of(item, tops, ("1", key)) for key, item in kwargs.items()},
+        "loss_args": [tree_of(item, tops, ("2", str(i))) for i, item in enumerate(loss_args)],
         "outputs": tree,
     }
     if compute_dtype is not None:
@@ -291,53 +259,12 @@ def export(
     if recording:
         arguments["recording"] = True
     loss_at, once = (position, False) if train else (None, flagged[-1])
-    return Exported(program.graph_module, values, outputs, arguments, loss_at, once, tuple(calls), left)
+    return Exported(program.graph_module, values, outputs, arguments, loss_at, once, tuple(calls), left, kinds[-1])
 
 
 def _run_once(program: Program, call: tuple[Any, ...], weights: FakeWeights) -> None:
     with weights.mode, torch.no_grad():
         program(*call)
-
-
-def _input_name(path: tuple[str, ...], tops: Mapping[tuple[str, ...], str]) -> str:
-    return ".".join((tops[path[:2]], *path[2:]))
-
-
-def _tree(item: Any, tops: Mapping[tuple[str, ...], str], top: tuple[str, ...]) -> Any:
-    """A JSON tree of one argument, tensors as ``{"tensor": NAME}``."""
-    leaves, _ = torch_compat.flatten_with_paths(item)
-    named = [(path, {"tensor": ".".join((tops[top], *path))} if isinstance(leaf, Tensor) else _plain(leaf)) for path, leaf in leaves]
-    return _nest(item, named)
-
-
-def _nest(item: Any, leaves: Sequence[tuple[tuple[str, ...], Any]], *, result: bool = False) -> Any:
-    """Containers as JSON lists and objects around leaves given by path; in a result, objects say whether they were named tuples."""
-    if len(leaves) == 1 and leaves[0][0] == ():
-        return leaves[0][1]
-    sequence = isinstance(item, (list, tuple)) and not hasattr(item, "_fields")
-    groups: dict[str, list[tuple[tuple[str, ...], Any]]] = {}
-    for path, leaf in leaves:
-        groups.setdefault(path[0], []).append((path[1:], leaf))
-    if sequence:
-        children = [_nest(item[int(key)], group, result=result) for key, group in groups.items()]
-        return {NAMED_TUPLE: dict(zip(type(item).__match_args__, children, strict=True))} if result and _is_torchs_own(item) else children
-    found = {key: _nest(_child(item, key), group, result=result) for key, group in groups.items()}
-    return {NAMED_TUPLE: found} if result and isinstance(item, tuple) else found
-
-
-def _is_torchs_own(item: Any) -> bool:
-    """Whether it is one of ``torch.return_types``, which are tuples with names too."""
-    return getattr(torch.return_types, type(item).__name__, None) is type(item)
-
-
-def _child(item: Any, key: str) -> Any:
-    if isinstance(item, Mapping):
-        return next(value for name, value in item.items() if str(name) == key)
-    return getattr(item, key, None)
-
-
-def _plain(leaf: Any) -> Any:
-    return leaf if leaf is None or isinstance(leaf, (bool, int, float, str)) else str(leaf)
 
 
 def _values(program: torch.export.ExportedProgram, flat_inputs: list[Any], names: list[str], weights: FakeWeights) -> tuple[Value, ...]:
@@ -407,8 +334,8 @@ def _outputs(program: torch.export.ExportedProgram) -> tuple[tuple[str, ...], An
     single = len(leaves) == 1
     names = ["loss" if single and scalar[0] else ".".join(path) or "0" for path, _ in leaves]
     named = list(zip(leaves, names, strict=True))
-    items = [(path, {"tensor": name} if isinstance(leaf, torch.fx.Node) else _plain(leaf)) for (path, leaf), name in named]
-    tree = _nest(result, items, result=True)
+    items = [(path, {"tensor": name} if isinstance(leaf, torch.fx.Node) else plain_leaf(leaf)) for (path, leaf), name in named]
+    tree = nested(result, items, result=True)
     tensors = [(name, leaf) for (_, leaf), name in named if isinstance(leaf, torch.fx.Node)]
     loss = next((index for index, (name, leaf) in enumerate(tensors) if name == "loss" and _is_scalar(leaf)), None)
     return tuple(name for name, _ in tensors), tree, loss

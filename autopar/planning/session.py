@@ -7,14 +7,15 @@ these races meshes; each of these is one search; the best of all becomes a Plan.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from autopar.ending import put_together
-from autopar.errors import TimeLimitError, UsageError
+from autopar.errors import AutoparError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
 from autopar.options import AUTO, PlanOptions, check_number, user_errors
@@ -22,6 +23,7 @@ from autopar.placements import placed_pins, written_pins
 from autopar.plan import Plan
 from autopar.planning.capturing import CapturedGraph, Graphs, captures_of
 from autopar.planning.cautions import MicrobatchWarning, warn_hardware, warn_microbatches, warn_unknown_operators
+from autopar.planning.feeding import check_rows, joined, lying_inputs, row_pins
 from autopar.planning.race import Allowance, StopRace, race
 from autopar.target import Target
 from cost_models import Machine
@@ -50,6 +52,18 @@ PlanWithin = Callable[[int, float], Planned]
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """What one search plans for.
+
+    Args:
+        rows: pins, by name, that split the batch, where each rank passes its own rows.
+    """
+
+    machine: Machine
+    rows: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class PlanSession:
     """One model, captured, on the machines to plan for.
 
@@ -62,7 +76,7 @@ class PlanSession:
         loss: the model's; plans remember it for ``compile``.
         capture_seconds: spent on the capture, where it counts towards the time limit.
         deadline: when the time limit passes that the session was opened with, of ``perf_counter``.
-        shared: what searches with as many microbatches on one machine have in common, whatever the memory limit.
+        shared: what searches of one candidate with as many microbatches have in common, whatever the memory limit.
         results: of all searches, where candidates are asked for.
     """
 
@@ -75,7 +89,7 @@ class PlanSession:
     loss: Callable[..., Any] | None = None
     capture_seconds: float = 0.0
     deadline: float = 0.0
-    shared: dict[tuple[int, Machine], Shared] = field(default_factory=dict)
+    shared: dict[tuple[int, Candidate], Shared] = field(default_factory=dict)
     results: list[SearchResult] = field(default_factory=list)
 
     @young_garbage_only()
@@ -144,30 +158,54 @@ class PlanSession:
             said = f"{number} microbatches and more are not tried: {graph.accumulation.reason}"
             warnings.warn(said, MicrobatchWarning, stacklevel=5)
             raise StopRace
-        search = partial(self._search, graph, number, memory_limit)
+        candidates = tuple(self._candidates(graph, self.machines))
+        spare = len(tuple(self._candidates(graph, self.machines[len(self.options.meshes) :])))
+        bounds = dict.fromkeys(candidates, 0.0)
+        search = partial(self._search, graph, number, memory_limit, bounds)
         left = replace(allowance, seconds=allowance.seconds - (perf_counter() - began))
-        found = race(self.machines, search, left, spare=len(self.options.spare_meshes))
+        found = race(candidates, search, left, spare=spare)
+        if self.options.inputs == "local":  # the bound is over all splits of the batch on that mesh
+            found = _with_bound(found, min(bound for one, bound in bounds.items() if one.machine == found.schedule.machine))
         tried[number] = min(tried.get(number, found), found, key=lambda item: item.seconds)
         return tried[number]
 
-    def _search(self, graph: Graph, number: int, memory_limit: int, machine: Machine, allowance: Allowance) -> SearchResult:
+    def _candidates(self, graph: Graph, machines: Sequence[Machine]) -> Iterator[Candidate]:
+        for machine in machines:
+            if self.options.inputs == "global":
+                yield Candidate(machine)
+            else:
+                yield from (Candidate(machine, tuple(rows.items())) for rows in row_pins(graph, machine.mesh))
+
+    def _search(
+        self, graph: Graph, number: int, memory_limit: int, bounds: dict[Candidate, float], candidate: Candidate, allowance: Allowance
+    ) -> SearchResult:  # fmt: skip
+        """The best plan of a candidate; its bound is kept in ``bounds``, and infinity where it has no plan at all."""
+        try:
+            found = self._found(graph, number, memory_limit, candidate, allowance)
+        except AutoparError as error:
+            bounds[candidate] = 0.0 if isinstance(error, TimeLimitError) else inf
+            raise
+        bounds[candidate] = max(bounds[candidate], found.bound_seconds)
+        return found
+
+    def _found(self, graph: Graph, number: int, memory_limit: int, candidate: Candidate, allowance: Allowance) -> SearchResult:
         from autopar.search import Shared, find_plan  # for start-up time: imports the solvers
 
         options = self.options
         with user_errors():
             found = find_plan(
                 graph,
-                machine,
+                candidate.machine,
                 memory_bytes=memory_limit,
                 optimizer=options.optimizer,
-                constraints=self.pins,
+                constraints=joined(dict(candidate.rows), self.pins, candidate.machine.mesh),
                 time_limit=allowance.seconds,
                 seed=options.seed,
                 progress=options.progress,
                 recompute=options.recompute == "auto",
                 effort=options.effort,
                 effort_share=allowance.effort_share,
-                shared=self.shared.setdefault((number, machine), Shared()),
+                shared=self.shared.setdefault((number, candidate), Shared()),
                 candidates=options.candidates,
             )
         if options.candidates > 1:
@@ -178,7 +216,9 @@ class PlanSession:
         from autopar.recording import record  # for start-up time: imports the passes
 
         numbers = tried if self.options.microbatches == AUTO else None
-        make = partial(record, found, target=self.name, memory_limit=memory_limit, pins=self.pins, tried=numbers)
+        inputs = self.options.inputs
+        pins = {**(lying_inputs(found.schedule) if inputs == "local" else {}), **self.pins}
+        make = partial(record, found, target=self.name, memory_limit=memory_limit, pins=pins, tried=numbers, inputs=inputs)
         plan, interrupted = put_together(make)
         plan.remember_loss(self.loss)
         return Planned(plan, found.interrupted or interrupted)
@@ -214,6 +254,8 @@ def open_session(target: Target, options: PlanOptions, captures: Captures | None
     pins = {**written_pins(graph, meshes), **options.pins}
     if not isinstance(given, Graph):
         pins = {**placed_pins(given, target.args, dict(target.kwargs), target.loss_args, graph, meshes), **pins}
+    if options.inputs == "local":
+        check_rows(graph, meshes)
     warn_hardware(options.hardware, meshes, options.cost_model)
     name = options.name or ("graph" if isinstance(given, Graph) else type(given).__name__)
     machines = tuple(Machine(mesh, options.hardware, options.cost_model, options.execute) for mesh in meshes)

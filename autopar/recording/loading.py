@@ -11,7 +11,7 @@ import warnings
 from typing import Any
 
 from autopar.errors import FileError
-from autopar.files import loads, read_text
+from autopar.files import loads, name_of, read_text
 from autopar.plan import Plan
 
 OLD_SCHEMA = "autopar.plan/1"
@@ -30,18 +30,29 @@ def load(path: str | os.PathLike[str], *, in_part: bool = False) -> Plan:
     Raises:
         FileError: naming the place that is truncated, of another schema, of the wrong type, or (of an old file) cannot be scheduled.
     """
-    text = read_text(path, "the plan", "give the path of a file written by autopar plan -o")
+    text, name = read_text(path, "the plan", _hint(path)), name_of(path)
     try:
-        return Plan.from_json_in_part(text, str(path)) if in_part else Plan.from_json(text, str(path))
+        return Plan.from_json_in_part(text, name) if in_part else Plan.from_json(text, name)
     except FileError:
         old = _old(text)
         if old is None:
             raise
     from autopar.recording.older import schedule  # for start-up time
 
-    plan, words = schedule(old, str(path))
+    plan, words = schedule(old, name)
     warnings.warn(words, OldPlanWarning, stacklevel=2)
     return plan
+
+
+def _hint(path: object) -> str:
+    """What to give in place of what cannot be read: the plan in a program's folder, or that of a model that is named in its place."""
+    if isinstance(path, str | os.PathLike):
+        inside, text = os.path.join(path, "plan.json"), str(path)
+        if os.path.isfile(inside):
+            return f"give the plan in this folder: {inside}"
+        if text.startswith(("zoo:", "hf:")) or ".py:" in text:
+            return f"make its plan first: autopar plan {text} --mesh dp=2,tp=4 -o plan.json"
+    return "give the path of a file written by autopar plan -o"
 
 
 def _old(text: str) -> dict[str, Any] | None:

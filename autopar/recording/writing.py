@@ -18,6 +18,7 @@ from autopar.rows import (
     CollectivePlan,
     CreatedBy,
     EnteringSpec,
+    Inputs,
     InstructionPlan,
     LeavingSpec,
     LimitsPlan,
@@ -45,7 +46,13 @@ PROOF = 1e-6
 
 
 def record(
-    found: SearchResult, *, target: str, memory_limit: int, pins: Mapping[str, str] | None = None, tried: tuple[int, ...] | None = None
+    found: SearchResult,
+    *,
+    target: str,
+    memory_limit: int,
+    pins: Mapping[str, str] | None = None,
+    tried: tuple[int, ...] | None = None,
+    inputs: Inputs = "global",
 ) -> Plan:
     """The plan of a search's result.
 
@@ -54,6 +61,7 @@ def record(
         memory_limit: bytes per rank that the search kept to.
         pins: the constraints as the user wrote them.
         tried: the numbers of microbatches that the bound is over, where several were tried.
+        inputs: ``local``: each rank passes its own rows.
     """
     baselines = {
         name: BaselinePlan(
@@ -73,7 +81,7 @@ def record(
         found.schedule, found.memory, target=target, optimizer=found.optimizer, memory_limit=memory_limit, pins=pins or {},
         bound_seconds=found.bound_seconds, solve_seconds=found.solve_seconds, tied_seconds=found.tied_seconds,
         baselines=dict(sorted(baselines.items())),
-        created_by=created_by, tried=tried,
+        created_by=created_by, tried=tried, inputs=inputs,
         search=search_record(
             check_effort(found.effort), found.cut, found.trace, found.seconds, found.bound_seconds, found.schedule.graph.microbatches
         ),
@@ -95,6 +103,7 @@ def write(
     tried: tuple[int, ...] | None = None,
     tied_seconds: float = 0.0,
     search: SearchRecord | None = None,
+    inputs: Inputs = "global",
 ) -> Plan:
     """The plan of a schedule: its rows, and the figures that follow from it."""
     graph, machine = schedule.graph, schedule.machine
@@ -106,7 +115,10 @@ def write(
     gap = (seconds - bound) / seconds if seconds > 0 else 0.0
     return Plan(
         created_by=created_by,
-        model=Model(target=target, mode=graph.mode, optimizer=optimizer, graph_sha256=graph.sha256, arguments=plain(graph.arguments)),
+        model=Model(
+            target=target, mode=graph.mode, optimizer=optimizer, graph_sha256=graph.sha256, arguments=plain(graph.arguments),
+            inputs="local" if inputs == "local" else None,
+        ),
         hardware=plain(machine.hardware.to_dict()),
         mesh=dict(machine.mesh.axes),
         microbatches=graph.microbatches,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,8 +18,22 @@ from torch import nn
 
 from autopar.errors import UsageError
 from autopar.graph import NAMED_TUPLE
+from autopar.importer.containers import Kind, opened
+from autopar.torch_compat import flatten_with_paths
+
+
+class OtherCallError(UsageError):
+    """A call that is nested otherwise than the captured one, or that has other plain values: one with a program of its own."""
+
 
 _HINT = "call the module with the arguments it was planned with, or plan it again with these"
+
+
+Nesting = tuple[tuple[tuple[str, ...], Hashable], ...]
+"""Where in a call tensors and plain values stand."""
+TENSOR = "tensor"
+"""What stands for a tensor in it."""
+_VALUES = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 
 
 def is_leaf(tree: Any) -> bool:
@@ -36,11 +50,13 @@ class CallTree:
         forward: the original forward, so that an argument captured by position may be passed by name, and the other way round; None
             where it is not known, and arguments come as they were captured.
         loss: likewise, for what it takes beside the outputs.
+        kind: the classes of the result, where they are known.
     """
 
     arguments: Mapping[str, Any]
     forward: Callable[..., Any] | None
     loss: Callable[..., Any] | None = None
+    kind: Kind | None = None
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The tensor for each input name of a call with the model's arguments, then the loss's.
@@ -67,7 +83,7 @@ class CallTree:
         if set(kwargs) != set(named) or len(args) != len(recorded):
             counts = [f"{len(args)} arguments by position where it had {len(recorded)}"] if len(args) != len(recorded) else []
             differing = [*counts, *sorted(set(kwargs) ^ set(named))]
-            raise UsageError(f"the call differs from the captured one in {', '.join(differing)}", self._hint)
+            raise OtherCallError(f"the call differs from the captured one in {', '.join(differing)}", self._hint)
         for index, (tree, value) in enumerate(zip(recorded, args, strict=True)):
             found.update(leaves(tree, value, f"argument {index}"))
         for key, tree in named.items():
@@ -103,6 +119,20 @@ class CallTree:
         loss_args = tuple(by_name[name] if name in by_name else next(last) for name in self._taken_by_loss)
         return own, {key: value for key, value in kwargs.items() if key not in by_name}, loss_args
 
+    def nesting(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Nesting:
+        """What a call with the model's own arguments has beside the values of its tensors, the same however they are passed.
+
+        Raises:
+            UsageError: an argument of a kind that no program can be made for.
+        """
+        if self.forward is not None:
+            args, kwargs = self._by_name(args, kwargs)
+        leaves, _ = flatten_with_paths(opened((tuple(args), dict(kwargs))))
+        for path, leaf in leaves:
+            if not isinstance(leaf, (*_VALUES, torch.Tensor)):
+                raise UsageError(f"argument {'.'.join(path[1:])} is a {type(leaf).__name__}, which no program can be made for", self._hint)
+        return tuple((path, TENSOR if isinstance(leaf, torch.Tensor) else (type(leaf).__name__, str(leaf))) for path, leaf in leaves)
+
     @cached_property
     def _loss_names(self) -> tuple[str | None, ...]:
         """What the loss calls its arguments after the outputs, as far as they were captured; None for those that the model takes."""
@@ -135,9 +165,10 @@ class CallTree:
         return (), dict(bound.arguments)
 
     def result(self, outputs: Mapping[str, Any]) -> Any:
-        """The outputs, by tensor name, in the nesting of the captured result: lists come back as tuples, named parts as a ``Record``,
-        which are a tuple too where they were one."""
-        return _rebuild(self.arguments["outputs"], outputs)
+        """The outputs, by tensor name, in the nesting of the captured result: lists come back as tuples, dataclasses and named tuples as
+        their own class where it is known, other named parts as a ``Record``."""
+        made = _rebuild(self.arguments["outputs"], outputs)
+        return made if self.kind is None else self.kind.of(made)
 
 
 def _parameters(function: Callable[..., Any] | None) -> list[inspect.Parameter]:
@@ -157,22 +188,23 @@ def leaves(tree: Any, value: Any, place: str = "the value") -> Iterator[tuple[st
     """
     if is_leaf(tree):
         if not isinstance(value, torch.Tensor):
-            raise UsageError(f"{place} is a {type(value).__name__}, the plan was made for a tensor", _HINT)
+            kind = OtherCallError if value is None else UsageError
+            raise kind(f"{place} is a {type(value).__name__}, the plan was made for a tensor", _HINT)
         yield tree["tensor"], value
     elif isinstance(tree, Mapping):
         for key, child in tree.get(NAMED_TUPLE, tree).items():
             try:
                 below = _named(value)[key] if isinstance(value, Mapping) else getattr(value, key)
             except (KeyError, AttributeError):
-                raise UsageError(f"{place} has no {key}, the captured call had one", _HINT) from None
+                raise OtherCallError(f"{place} has no {key}, the captured call had one", _HINT) from None
             yield from leaves(child, below, f"{place}.{key}")
     elif isinstance(tree, (list, tuple)):
         if not isinstance(value, (list, tuple)) or len(value) != len(tree):
-            raise UsageError(f"{place} is {value!r:.80}, the captured call had {len(tree)} items there", _HINT)
+            raise OtherCallError(f"{place} is {value!r:.80}, the captured call had {len(tree)} items there", _HINT)
         for index, (child, below) in enumerate(zip(tree, value, strict=True)):
             yield from leaves(child, below, f"{place}[{index}]")
     elif isinstance(value, torch.Tensor) or value != tree:
-        raise UsageError(f"{place} is {value!r:.80}, the plan was made for {tree!r:.80}", _HINT)
+        raise OtherCallError(f"{place} is {value!r:.80}, the plan was made for {tree!r:.80}", _HINT)
 
 
 def _named(value: Mapping[Any, Any]) -> dict[str, Any]:
@@ -181,7 +213,8 @@ def _named(value: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 class Record(dict[str, Any]):
-    """A result with named parts, read as ``result["loss"]``, ``result.loss`` or by place: what stands for the model's own output class."""
+    """A result with named parts, read as ``result["loss"]``, ``result.loss`` or by place: what stands for a dictionary,
+    and for an output class that is not known."""
 
     def __missing__(self, key: Any) -> Any:
         """What a number names in the model's own dictionary, else the part at that place."""

@@ -7,10 +7,14 @@ instruction is written once for each of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from torch import Tensor
+
+from autopar.runtime.ranges import Ranges
+from autopar.torch_compat import profiler_records
 
 ErrorHandler = Callable[[Exception, Mapping[str, Any]], None]
 """Handler of a statement's error, given the function's variables too. It raises an error that says more, or returns."""
@@ -27,14 +31,19 @@ class Segment:
             puts there what is left at its end.
         source: its text.
         handlers: error handlers by line number.
+        marked: makes the same with ranges for a profiler; None where there are no marks.
     """
 
     run: Callable[..., None]
     source: str
     handlers: Mapping[int, ErrorHandler] = field(default_factory=dict)
+    marked: Callable[[], Segment] | None = None
 
     def __call__(self, ranks: Sequence[MutableMapping[str, Tensor]], flights: MutableMapping[str, Any], observed: list[Any] | None) -> None:
         """Runs the instructions. Raises what their operators raise."""
+        if self.marked is not None and profiler_records():
+            self.marked()(ranks, flights, observed)
+            return
         try:
             self.run(ranks, flights, observed)
         except (IndexError, RuntimeError) as error:
@@ -57,6 +66,7 @@ class Code:
         self.hosted = hosted
         self._lines: list[str] = []
         self._handlers: dict[int, ErrorHandler] = {}
+        self._marks: list[tuple[int, str]] = []
         self._objects: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._variables: dict[str, str] = {}
@@ -68,6 +78,10 @@ class Code:
         self._lines.append(line)
         if handler is not None:
             self._handlers[len(self._lines)] = handler
+
+    def mark(self, statement: str) -> None:
+        """A statement on ``ranges`` (``ranges.Ranges``), for the text that runs while a profiler records."""
+        self._marks.append((len(self._lines), statement))
 
     def object(self, value: Any) -> str:
         """The expression of anything that is settled before the first step."""
@@ -109,12 +123,31 @@ class Code:
         before += [f"{self._variable(value, place)} = take{place}({value!r})" for value, place in self._placed(self._entering)]
         after = [f"left{place} = ranks[{place}]" for place in range(self.hosted)] if self._live else []
         after += [f"left{place}[{value!r}] = {self._variable(value, place)}" for value, place in self._placed(self._live)]
-        lines = [f"def {name}(ranks, flights, observed):", *before, *self._lines, *after, "return"]
-        source = "\n    ".join(lines) + "\n"
-        made = dict(self._objects)
+        handlers = {len(before) + line: handler for line, handler in self._handlers.items()}
+        plain = self._made(name, [*before, *self._lines, *after, "return"], handlers)
+        marked = cache(lambda: self._with_marks(name, before, after))
+        return replace(plain, marked=marked) if self._marks else plain
+
+    def _with_marks(self, name: str, before: Sequence[str], after: Sequence[str]) -> Segment:
+        """The segment with its marks."""
+        lines = ["ranges = make_ranges()", "try:", *(f"    {line}" for line in before)]
+        handlers, at = dict[int, ErrorHandler](), 0
+        for place, mark in (*self._marks, (len(self._lines), "")):
+            for number in range(at, place):
+                lines.append(f"    {self._lines[number]}")
+                if number + 1 in self._handlers:
+                    handlers[len(lines)] = self._handlers[number + 1]
+            lines += [f"    {mark}"] if mark else []
+            at = place
+        lines += [*(f"    {line}" for line in after), "finally:", "    ranges.close()"]
+        return self._made(name, lines, handlers)
+
+    def _made(self, name: str, lines: Sequence[str], handlers: Mapping[int, ErrorHandler]) -> Segment:
+        """A function of these lines; ``handlers`` by the number of the line in it, from 1 on."""
+        source = "\n    ".join([f"def {name}(ranks, flights, observed):", *lines]) + "\n"
+        made = {**self._objects, "make_ranges": Ranges}
         exec(compile(source, f"<autopar {name}>", "exec"), made)
-        first = 1 + len(before)
-        return Segment(made[name], source, {first + line: handler for line, handler in self._handlers.items()})
+        return Segment(made[name], source, {1 + line: handler for line, handler in handlers.items()})
 
     def _placed(self, values: Mapping[str, None]) -> Iterator[tuple[str, int]]:
         return ((value, place) for place in range(self.hosted) for value in values)

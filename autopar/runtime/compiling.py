@@ -14,8 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar.errors import MismatchError, UsageError
 from autopar.importer import Capture, capture, cut_call
+from autopar.importer.containers import Kind
 from autopar.plan import Plan
 from autopar.recording import machine_of, replay
+from autopar.rows import Inputs, Outputs
 from autopar.runtime.agreement import check_agreement, everyones, fetch, find_sources, together
 from autopar.runtime.backends import Backend, ProcessRanks, TracedRanks
 from autopar.runtime.calls import CallTree, is_leaf
@@ -26,11 +28,11 @@ from autopar.runtime.groups import team_of
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.programs import Programs
 from autopar.runtime.settings import Settings, held_by
-from autopar.runtime.steps import Inputs, Step, check_gradient_specs
+from autopar.runtime.steps import Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed
-from autopar.torch_compat import checkpoint_in_chunks, forward_of, lay_by_parts, teach_dtensors
+from autopar.torch_compat import checkpoint_in_chunks, flatten_axes, forward_of, lay_by_parts, teach_dtensors
 from cost_models import Mesh
 
 Execute = Literal["eager", "graph", "compiled"]
@@ -43,7 +45,8 @@ def compile_plan(
     plan: Plan | None,
     *,
     loss: Callable[..., Any] | None = None,
-    inputs: Inputs = "global",
+    inputs: Inputs | None = None,
+    outputs: Outputs = "placed",
     device: str | torch.device | None = None,
     init: Initialise | None = None,
     seed: int = 0,
@@ -58,7 +61,9 @@ def compile_plan(
             of the first rank that has values count.
         plan: the same on all ranks; None where another rank's is to be received.
         loss: the loss it was planned with.
-        inputs: ``global``: plain tensors in calls are whole and equal on all ranks; ``local``: they are each rank's own part.
+        inputs: ``global``: plain tensors in calls are whole and equal on all ranks; ``local``: they are each rank's own part. By default as
+            planned.
+        outputs: ``placed``: results that the plan splits are DTensors; ``full``: they are gathered on every rank, as plain tensors.
         device: where this rank computes. By default the GPU that torch has current when the process group uses NCCL, else the CPU. A single
             process takes the device of the model's weights; for weights on ``meta`` the GPU where there is one.
         init: given the whole model on the device, when it has meta weights; without it submodules' ``reset_parameters`` is used, and
@@ -73,8 +78,9 @@ def compile_plan(
     Raises:
         MismatchError: the plan was made for another model, mesh or torch; the first difference is named.
     """
-    if inputs not in get_args(Inputs):
-        raise UsageError(f"unknown kind of inputs {inputs!r}", f"use one of {', '.join(get_args(Inputs))}")
+    if inputs is not None:
+        check_one_of("inputs", inputs, get_args(Inputs))
+    check_one_of("outputs", outputs, get_args(Outputs))
     if plan is not None and not isinstance(plan, Plan):
         raise UsageError(f"a {type(plan).__name__} is not a plan", "pass what autopar.plan or autopar.load returns, or a file's path")
     check_seed(seed)
@@ -85,12 +91,18 @@ def compile_plan(
         start_process_group(machine_of(plan).mesh)
     else:
         check_mesh(mesh, machine_of(plan).mesh)
-    execute = execute or execution_of(plan)
+    execute, inputs = execute or execution_of(plan), inputs or plan.model.inputs or "global"
     captured, schedule = together(lambda: _rebuilt(model, plan, loss, example), team_of(mesh))
     return compile_schedule(
-        model, schedule, captured.constants, plan=plan, loss=loss, mesh=mesh, inputs=inputs, device=device, init=init, seed=seed,
-        execute=execute, left=captured.left,
+        model, schedule, captured.constants, plan=plan, loss=loss, mesh=mesh, inputs=inputs, outputs=outputs, device=device, init=init,
+        seed=seed, execute=execute, left=captured.left, result=captured.result,
     )  # fmt: skip
+
+
+def check_one_of(what: str, given: str, known: tuple[str, ...]) -> None:
+    """Raises UsageError: the kind of inputs or outputs is none of those known."""
+    if given not in known:
+        raise UsageError(f"unknown kind of {what} {given!r}", f"use one of {', '.join(known)}")
 
 
 def execution_of(plan: Plan) -> Execute:
@@ -99,6 +111,20 @@ def execution_of(plan: Plan) -> Execute:
     if priced == "cuda_graph":
         raise UsageError("the plan is priced for CUDA graphs, in which no program runs yet", 'pass execute="compiled", "graph" or "eager"')
     return priced
+
+
+def join_launched() -> None:
+    """Starts torch.distributed where a launcher, such as torchrun, started this process, unless it runs already.
+
+    Raises:
+        UsageError: the environment lacks a part of what a launcher says.
+    """
+    if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        try:
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        except ValueError as error:
+            hint = "start the script with torchrun, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or set all of them"
+            raise UsageError(f"torch.distributed cannot be started from the environment: {error}", hint) from error
 
 
 def shared_plan(plan: Plan | None, mesh: DeviceMesh | None, device: str | torch.device | None) -> Plan:
@@ -110,7 +136,7 @@ def shared_plan(plan: Plan | None, mesh: DeviceMesh | None, device: str | torch.
     Raises:
         UsageError: no rank has one.
     """
-    join_launched_ranks()
+    join_launched()
     if dist.is_initialized() and dist.get_world_size() > 1:
         find_device(device)
         team = team_of(mesh)
@@ -123,21 +149,6 @@ def shared_plan(plan: Plan | None, mesh: DeviceMesh | None, device: str | torch.
     if plan is None:
         raise UsageError("there is no plan", "plan on one rank and pass None on the others, or the same plan on all")
     return plan
-
-
-def join_launched_ranks() -> None:
-    """Starts torch.distributed where a launcher has set its environment, with NCCL where there are GPUs. Collective.
-
-    Raises:
-        UsageError: the environment is not whole.
-    """
-    if dist.is_initialized() or "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return
-    try:
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    except ValueError as error:
-        hint = "start the script with torchrun, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or set all of them"
-        raise UsageError(f"torch.distributed cannot be started from the environment: {error}", hint) from error
 
 
 def _rebuilt(model: nn.Module, plan: Plan, loss: Callable[..., Any] | None, example: Example | None) -> tuple[Capture, Schedule]:
@@ -186,6 +197,7 @@ def compile_schedule(
     loss: Callable[..., Any] | None = None,
     mesh: DeviceMesh | None = None,
     inputs: Inputs = "global",
+    outputs: Outputs = "placed",
     device: str | torch.device | None = None,
     init: Initialise | None = None,
     seed: int = 0,
@@ -193,12 +205,14 @@ def compile_schedule(
     execute: Execute = "eager",
     also: Sequence[tuple[Capture, Schedule]] = (),
     left: tuple[str, ...] = (),
+    result: Kind | None = None,
 ) -> ShardedModule:
     """The model with its weights placed as the schedule wants them and its forward running it; see ``compile_plan``.
 
     Args:
         also: captures and schedules of further calls, with all weights in the same specs: they are run as planned, not planned anew.
         left: the attributes in which the model's own forward leaves tensors.
+        result: the classes of what it gives.
         dropout: False keeps every element, scaled as if some were dropped, so that runs can be compared (see ``runtime.execution.bind``).
     """
     if execute not in get_args(Execute):
@@ -209,10 +223,10 @@ def compile_schedule(
     def bound(captured: Capture, schedule: Schedule) -> Step:
         check_agreement(schedule, team)
         mine = own_constants(schedule, captured.constants, place)
-        call = CallTree(captured.graph.arguments, forward_of(model), loss)
-        return replace(bind_step(schedule, mine, call, place, inputs, dropout, execute), left=captured.left)
+        call = CallTree(captured.graph.arguments, forward_of(model), loss, captured.result)
+        return replace(bind_step(schedule, mine, call, place, inputs, dropout, execute), left=captured.left, outputs=outputs)
 
-    step = bound(Capture(graph, constants, left), schedule)
+    step = bound(Capture(graph, constants, left, result), schedule)
     specs = {
         item.name: item.own_spec(schedule.specs[item.tensor], machine.mesh.sizes)
         for item in graph.inputs if item.kind in ("parameter", "buffer")
@@ -364,7 +378,9 @@ def weights_device(model: nn.Module) -> torch.device | None:
 
 def device_mesh_of(mesh: Mesh, device: torch.device) -> DeviceMesh:
     """The mesh as torch's DeviceMesh over the default process group. Collective."""
-    return init_device_mesh(device.type, mesh.sizes, mesh_dim_names=mesh.names)
+    made = init_device_mesh(device.type, mesh.sizes, mesh_dim_names=mesh.names)
+    flatten_axes(made)
+    return made
 
 
 def example_call(plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:

@@ -31,6 +31,7 @@ from autopar.runtime.inner import Answer, Request, body
 from autopar.runtime.kernels import assign, write_call, write_operator
 from autopar.runtime.loss_tail import Tail, loss_tail
 from autopar.runtime.operators import find_function, find_operator, named_results, takes_device, with_tensors, with_torch_values
+from autopar.runtime.ranges import call_of, layer_of
 from autopar.runtime.whole_operands import mark_whole
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.collectives import Part
@@ -219,7 +220,13 @@ class _Binding:
         code = Code(len(self.backend.ranks))
         for index in places:
             item = self.schedule.instructions[index]
+            if item.kind == "run":
+                code.mark(f"ranges.layer({layer_of(self.schedule, item)!r})")
+            if item.kind in ("start", "wait"):
+                code.mark(f"ranges.begin_call({call_of(self.schedule, item)!r})")
             WRITE[item.kind](self, code, index, item)
+            if item.kind in ("start", "wait"):
+                code.mark("ranges.end_call()")
         return code.segment(name)
 
     def run(self, code: Code, index: int, item: Instruction) -> None:

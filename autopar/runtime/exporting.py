@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from autopar.errors import FileError, MismatchError, UsageError
-from autopar.files import check_path
+from autopar.files import check_path, umask
 from autopar.plan import Plan
 from autopar.recording import graph_of, load, machine_of, replay
+from autopar.rows import Inputs, Outputs
 from autopar.runtime.agreement import check_agreement, together
 from autopar.runtime.calls import CallTree
 from autopar.runtime.compiling import (
@@ -37,6 +39,7 @@ from autopar.runtime.compiling import (
     check_torch,
     device_mesh_of,
     find_device,
+    join_launched,
     rebuild,
     start_process_group,
 )
@@ -44,7 +47,6 @@ from autopar.runtime.groups import team_of
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.placement import from_placements, local_part
 from autopar.runtime.programs import Programs
-from autopar.runtime.steps import Inputs
 from autopar.runtime.weights import Place, has_no_values, own_tensors
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
@@ -67,11 +69,10 @@ def export_program(
         weights: safetensors files by the model's names, read block by block, so that a large model is never whole in memory.
 
     Raises:
-        UsageError: the folder exists, or a weight has no values. MismatchError: the plan is not for this model.
+        UsageError: the folder holds something, or a weight has no values. MismatchError: the plan is not for this model.
     """
     target = Path(folder)
-    if target.exists():
-        raise UsageError(f"{target} exists", "give a folder that does not, or remove it")
+    _check_free(target)
     check_torch(plan)
     check_parameters(model, plan)
     captured, schedule = rebuild(model, plan, loss=loss or plan.loss)
@@ -95,15 +96,21 @@ def export_program(
         tensor, spec = captured.constants[item.name], schedule.specs[item.tensor]
         described[f"constant:{item.tensor}"] = {"kind": "constant", "shape": list(tensor.shape), "spec": str(spec)}
         parts[f"constant:{item.tensor}"] = _of(item.name, tensor, mesh)
-    made = Path(tempfile.mkdtemp(dir=_parent(target), prefix=f".{target.name}."))
+    made = Path(tempfile.mkdtemp(dir=target if target.is_dir() else _parent(target), prefix=f".{target.name}."))
     try:
         plan.save(made / PLAN)
         metadata = {"schema": SCHEMA, "plan_sha256": _sha256(made / PLAN), "tensors": json.dumps(described)}
         for rank in range(mesh.ranks):
             shards = {name: part(ShardingSpec.parse(described[name]["spec"]), rank) for name, part in parts.items()}
             save_file(shards, made / _shard(rank), {**metadata, "rank": str(rank)})
-        made.chmod(0o755)
-        made.rename(target)
+        for written in made.iterdir():
+            written.chmod(0o666 & ~umask())
+        if target.is_dir():
+            for written in sorted(made.iterdir(), key=lambda one: one.name == PLAN):  # what has no plan is no program
+                written.rename(target / written.name)
+        else:
+            made.chmod(0o777 & ~umask())
+            made.rename(target)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise FileError(f"cannot write {target}: {reason}", "free some space, or choose another folder") from error
@@ -118,14 +125,15 @@ def load_program(
     folder: str | os.PathLike[str],
     *,
     mesh: DeviceMesh | None = None,
-    inputs: Inputs = "global",
+    inputs: Inputs | None = None,
+    outputs: Outputs = "placed",
     device: str | torch.device | None = None,
     execute: Execute = "eager",
 ) -> ShardedModule:
     """This rank's program from a folder that ``autopar export`` wrote: a module that runs the planned call, and trains if that was planned.
 
     Args:
-        mesh, inputs, device, execute: as for ``compile_plan``.
+        mesh, inputs, outputs, device, execute: as for ``compile_plan``.
 
     Raises:
         FileError: a file that is missing or not what was written. MismatchError: another torch or mesh, or files not of one export.
@@ -136,6 +144,7 @@ def load_program(
         raise FileError(f"there is no program in {folder!s}: it has no {PLAN}", EXPORTED)
     plan = load(place_of / PLAN)
     check_torch(plan)
+    join_launched()
     if mesh is None:
         start_process_group(machine_of(plan).mesh)
     else:
@@ -144,7 +153,9 @@ def load_program(
     place = Place(planned, device_mesh_of(planned, where) if mesh is None else mesh, team, where)
     schedule, tree, constants = together(lambda: _assembled(place_of, plan, place), team)
     check_agreement(schedule, team)
-    step = bind_step(schedule, constants, CallTree(schedule.graph.arguments, None), place, inputs, True, execute)
+    call, inputs = CallTree(schedule.graph.arguments, None), inputs or plan.model.inputs or "global"
+    step = bind_step(schedule, constants, call, place, inputs, True, execute)
+    step = replace(step, outputs=outputs)
     return ShardedModule(tree, Programs(step, tuple(part.training for part in tree.modules())), plan)
 
 
@@ -270,6 +281,21 @@ def _shard(rank: int) -> str:
 
 def _sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _check_free(target: Path) -> None:
+    """Raises UsageError: a program would be written among other files. FileError: nobody may look into the folder, or write there."""
+    try:
+        if not target.is_dir():
+            taken = os.path.lexists(target)
+        elif not os.access(target, os.W_OK):
+            raise FileError(f"cannot write {target}: no permission in it", "choose another folder")
+        else:
+            taken = any(target.iterdir())
+    except OSError as error:
+        raise FileError(f"cannot write {target}: {error.strerror}", "choose another folder") from error
+    if taken:
+        raise UsageError(f"{target} exists{' and is not empty' if target.is_dir() else ''}", "give a new or an empty folder, or remove it")
 
 
 def _parent(target: Path) -> Path:

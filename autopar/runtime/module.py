@@ -25,10 +25,12 @@ from autopar.runtime.forward_attributes import leave, put_back
 from autopar.runtime.held_weights import HeldWeights
 from autopar.runtime.parts import keep_within, told_of_weights
 from autopar.runtime.programs import Programs, input_of
-from autopar.runtime.states import OwnStates
+from autopar.runtime.rows import block_of
+from autopar.runtime.states import IN_PLACE_OF, OwnStates
 from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
+from autopar.sharding import ShardingSpec
 from autopar.torch_compat import WithinReplicas, transforms_run
 
 OTHER_CALLS = 0x9E3779B9
@@ -36,6 +38,9 @@ OTHER_CALLS = 0x9E3779B9
 last 32 bits alone."""
 SEEDS = 0xC2B2AE3D
 """Distance between the draws of two seeds, chosen in the same way."""
+
+
+_MISSING = object()
 
 
 class LaterSeedWarning(UserWarning):
@@ -107,7 +112,7 @@ class ShardedModule(WithinReplicas, OwnStates):
             self._agree_on_seed()
         self.__dict__["_calls"] += 1
         program = step.graph.sha256  # equal on all ranks: they wait for one another in a comparison
-        if step.inputs == "global" and (program not in self._compared or self._calls.bit_count() == 1):
+        if program not in self._compared or self._calls.bit_count() == 1:
             self._compared.add(program)
             self._compare_inputs(step, tensors)
         graph = step.graph
@@ -150,7 +155,7 @@ class ShardedModule(WithinReplicas, OwnStates):
         self.__dict__.update(_seeded=seed, dropout_seed=everyones(own, self.place.team)[0])
 
     def _compare_inputs(self, step: Step, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Compares hashes of the plain inputs with those of the other ranks. Collective.
+        """Compares hashes of the plain inputs with those of the other ranks that pass the same part of them. Collective.
 
         A loader that gives each rank rows of its own differs in the first call, or in the first after an evaluation on equal rows. So the
         first call of each program is compared, and calls 2, 4, 8 and so on: hashing costs nothing to speak of then.
@@ -161,14 +166,19 @@ class ShardedModule(WithinReplicas, OwnStates):
         team = self.place.team
         if len(team.members) == 1:
             return
-        given = ((item.name, input_of(tensors, item)) for item in step.graph.of_kind("input"))
-        own = {name: hash_of(tensor) for name, tensor in given if not isinstance(tensor, DTensor)}
+        given = ((item, input_of(tensors, item)) for item in step.given)
+        own = {item.name: (block_of(step, item, team.rank), hash_of(tensor)) for item, tensor in given if not isinstance(tensor, DTensor)}
         for rank, theirs in enumerate(everyones(own, team)):
-            if theirs != own:
-                what = next((name for name in own if theirs.get(name) != own[name]), "call")
-                where = f"rank {rank} is given another {what} than this rank in call {self._calls}"
-                hint = "give all ranks the whole batch, or each its own rows: by module.local_batch, or by compile(..., inputs='local')"
+            same = {name: found for name, found in own.items() if name not in theirs or theirs[name][0] == found[0]}
+            if theirs.keys() == own.keys() and all(theirs[name] == found for name, found in same.items()):
+                continue
+            what = next((name for name, found in same.items() if theirs.get(name) != found), "call")
+            where = f"rank {rank} is given another {what} than this rank in call {self._calls}"
+            if step.inputs == "global":
+                hint = "give all ranks the whole batch, or each its own rows: by module.local_batch, or plan with inputs='local'"
                 raise UsageError(f"{where}; plain tensors are whole, the same on all ranks", hint)
+            hint = "load rows by replica, not by rank: DistributedSampler(dataset, **module.replica)"
+            raise UsageError(f"{where}; both hold the same part of it as planned", hint)
 
     def _check_values(self) -> None:
         """Raises UsageError: weights that nobody has given values, or written to, since they were made without any."""
@@ -218,10 +228,10 @@ class ShardedModule(WithinReplicas, OwnStates):
                 raise
         if name in tree.__dict__:
             return tree.__dict__[name]
-        own = inspect.getattr_static(type(tree), name, None)
-        if own is None:
+        own = inspect.getattr_static(type(tree), name, _MISSING)
+        if own is _MISSING:
             raise AttributeError(f"{type(tree).__name__!r} compiled by autopar has no attribute {name!r}")
-        own = told_of_weights(own) if isinstance(own, FunctionType) else own
+        own = IN_PLACE_OF.get(name) or (told_of_weights(own) if isinstance(own, FunctionType) else own)
         return own.__get__(self, type(tree)) if hasattr(own, "__get__") else own
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -248,7 +258,7 @@ class ShardedModule(WithinReplicas, OwnStates):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedModule:
         whole = {id(tensor): tensor for _, _, _, tensor in own_tensors(self.tree)}
-        copies = {key: copy.deepcopy(tensor, memo) for key, tensor in whole.items()}
+        copies = {key: _copied(tensor, memo) for key, tensor in whole.items()}
         made = ShardedModule(copy_tree(self.tree, copies), self._programs, self.plan, self._empty)
         for name in ("dropout_seed", "dropout_step", "other_calls", "training", "_left"):
             setattr(made, name, getattr(self, name))
@@ -296,6 +306,14 @@ class ShardedModule(WithinReplicas, OwnStates):
         return rows_of(self.step).placed(tree, size)
 
     @property
+    def replica(self) -> dict[str, int]:
+        """How the rows of a batch are dealt out: ``num_replicas``, the number of parts, and ``rank``, the number of this rank's. With
+        ``inputs="local"``, ``DistributedSampler(dataset, **module.replica)`` gives this rank its rows."""
+        rows, place = rows_of(self.step), self.place
+        part = rows.of(rows.size)
+        return {"num_replicas": ShardingSpec((rows.axes,)).parts(0, place.mesh.sizes), "rank": part.start // max(part.stop - part.start, 1)}
+
+    @property
     def constants(self) -> Mapping[str, torch.Tensor]:
         """This rank's parts of the tensors baked into the model, by the graph's names."""
         return self.step.constants
@@ -327,6 +345,15 @@ class ShardedModule(WithinReplicas, OwnStates):
     def extra_repr(self) -> str:
         schedule = self.schedule
         return f"mesh={schedule.machine.mesh}, mode={self.step.graph.mode}, collectives={len(schedule.calls)}"
+
+
+def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
+    """A copy without the gradient, which a plain parameter's copy has not either; torch cannot copy one that lies in a bucket."""
+    gradient, tensor.grad = tensor.grad, None
+    try:
+        return copy.deepcopy(tensor, memo)
+    finally:
+        tensor.grad = gradient
 
 
 def _filling(buffers: Sequence[str]) -> str:

@@ -19,13 +19,15 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import AutoparError, MismatchError, TimeLimitError, UsageError
 from autopar.graph import Graph, GraphInput, to_json
-from autopar.importer import Capture, capture
+from autopar.importer import Capture, capture, named_tensors
 from autopar.importer.containers import changed
 from autopar.plan import Plan
 from autopar.recording import record, replay
 from autopar.runtime.agreement import everyones, together
+from autopar.runtime.calls import Nesting, OtherCallError
 from autopar.runtime.parts import captured_again
 from autopar.runtime.placement import from_placements
+from autopar.runtime.rows import check_one_batch, described
 from autopar.runtime.settings import Change, Settings, Values
 from autopar.runtime.steps import Step
 from autopar.schedule import Schedule
@@ -40,8 +42,8 @@ SECONDS = 20.0
 LONGEST = 320.0
 """Seconds of the last time limit: a call without a plan then fails."""
 
-Shapes = tuple[tuple[str, tuple[int, ...], bool], ...]
-"""Name, global shape and whether a gradient is wanted of each input."""
+Shapes = tuple[tuple[str, tuple[int, ...], bool, str], ...]
+"""Name, global shape and whether a gradient is wanted of each input, and its dtype where that is no floating one."""
 log = logging.getLogger("autopar")
 
 
@@ -54,6 +56,7 @@ class Key:
         trained: which parameters require grad.
         mode: ``train`` where gradients may be asked for.
         changes: attributes of the model that are others than it was planned with.
+        nesting: of a call that is nested otherwise than the planned one, or has other plain values: empty for others.
     """
 
     training: tuple[bool, ...]
@@ -61,6 +64,7 @@ class Key:
     mode: Literal["train", "inference"]
     shapes: Shapes
     changes: tuple[Change, ...] = ()
+    nesting: Nesting = ()
 
 
 @dataclass
@@ -93,30 +97,50 @@ class Programs:
             parts: the model's modules, the whole first.
 
         Raises:
-            UsageError: the call's nesting or dtypes differ from the planned ones, or there are too many programs.
+            UsageError: the call has floats of another dtype than planned, or there are too many programs.
         """
-        tensors = self.main.call.tensors(args, kwargs)
+        nesting, tensors = self._given(parts[0], args, kwargs)
         training = tuple([part.training for part in parts])
-        shapes = tuple((item.name, self._shape(item, tensor := input_of(tensors, item)), tensor.requires_grad) for item in self._inputs)
-        planned = (whole_shape(self.main.graph, item) for item in self._inputs)
+        whole = self._whole_shapes(tensors)
+        shapes = tuple((name, whole[name], tensor.requires_grad, _exact_dtype(tensor)) for name, tensor in tensors.items())
         changes = self.settings.changes(parts)
-        if training == self.training and not changes and all(shape == given for shape, (_, given, _) in zip(planned, shapes, strict=True)):
+        as_planned = not nesting and self._planned == {name: (shape, dtype) for name, shape, _, dtype in shapes}
+        if as_planned and training == self.training and not changes:
             return self.main, tensors
         if self.bind is None:
             hint = "call it as it was planned, or compile the model, which can be planned for further calls"
-            raise UsageError(f"an exported program runs the planned call alone: {_planned_words(self.main.graph)}", hint)
+            raise UsageError(f"an exported program runs the planned call alone: {_planned_words(self.main)}", hint)
         if any(training) and self.main.graph.mode == "inference":
             raise UsageError("the plan is for inference, and a part of the model is in training mode", "call eval() on the module")
         for item in self._inputs:
-            self.main.check_dtype(item, input_of(tensors, item))
+            if item.name in tensors and not (self._planned[item.name][1] and _exact_dtype(tensors[item.name])):
+                self.main.check_dtype(item, tensors[item.name])
         trained = tuple([parameter.requires_grad for parameter in parts[0].parameters()])
         differentiate = self.main.graph.mode == "train" and torch.is_grad_enabled()
-        key = Key(training, trained, "train" if differentiate or any(training) else "inference", shapes, changes)
+        key = Key(training, trained, "train" if differentiate or any(training) else "inference", shapes, changes, nesting)
         if key not in self.made:
             with torch.inference_mode(False):  # steps that train may run the program too
                 self.made[key] = self._make(key, parts[0], args, kwargs, tensors)
         step = self.made[key]
         return step, step.call.tensors(args, kwargs)
+
+    def _given(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Nesting, dict[str, torch.Tensor]]:  # fmt: skip
+        """How a call is nested, empty for one as planned, and its tensors by input name.
+
+        Raises:
+            UsageError: a call that lacks arguments, or that no program can be made for.
+        """
+        try:
+            tensors = self.main.call.tensors(args, kwargs)
+            return (), {item.name: input_of(tensors, item) for item in self._inputs}
+        except OtherCallError:
+            if self.bind is None:
+                raise
+        own, own_kwargs, loss_args = self.main.call.parted(args, kwargs)
+        loss = self.loss if loss_args else None
+        return self.main.call.nesting(own, own_kwargs), named_tensors(model, tuple(own), own_kwargs, loss, loss_args)
 
     def add(self, step: Step, parameters: Sequence[nn.Parameter]) -> None:
         """A further program, for calls of the shapes that it was planned for, without gradients of inputs.
@@ -131,7 +155,7 @@ class Programs:
             if known.get((item.kind, item.name), spec) != spec:
                 message = f"{item.name} lies as {spec} in one plan and as {known[item.kind, item.name]} in another"
                 raise MismatchError(message, "plan one of them, and the others with its specs as constraints")
-        shapes = tuple((item.name, whole_shape(step.graph, item), False) for item in step.graph.of_kind("input"))
+        shapes = tuple((item.name, whole_shape(step.graph, item), False, _planned_dtype(step.graph, item)) for item in step.given)
         trained = tuple([parameter.requires_grad for parameter in parameters])
         self.made[Key(self.training, trained, step.graph.mode, shapes)] = step
 
@@ -144,9 +168,35 @@ class Programs:
     def _inputs(self) -> tuple[GraphInput, ...]:
         return tuple(self.main.graph.of_kind("input"))
 
+    @cached_property
+    def _planned(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """The whole shape and dtype of each planned input."""
+        graph = self.main.graph
+        return {item.name: (whole_shape(graph, item), _planned_dtype(graph, item)) for item in self._inputs}
+
+    def _whole_shapes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+        """The global shapes of a call's inputs, by name.
+
+        Raises:
+            UsageError: the rows that each rank passes make up no batch.
+        """
+        if self.main.inputs == "global":
+            return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        known = {item.name: item for item in self._inputs}
+        found = {name: self._shape(known[name], tensor) for name, tensor in tensors.items() if name in known}
+        check_one_batch(self.main, found, tensors)
+        return {name: found[name] if name in found else self._beside(found, tensors, tensor) for name, tensor in tensors.items()}
+
+    def _beside(self, found: Mapping[str, tuple[int, ...]], tensors: Mapping[str, torch.Tensor], tensor: torch.Tensor) -> tuple[int, ...]:
+        """The global shape of a rank's part of an input that the plan does not have: it has as many rows as the first that it has."""
+        first = next((name for name, shape in found.items() if shape), None)
+        if isinstance(tensor, DTensor) or first is None or tensor.shape[:1] != tensors[first].shape[:1]:
+            return tuple(tensor.shape)
+        return (found[first][0], *tensor.shape[1:])
+
     def _shape(self, item: GraphInput, tensor: torch.Tensor) -> tuple[int, ...]:
-        """The global shape of an input of a call."""
-        if self.main.inputs == "global" or isinstance(tensor, DTensor):
+        """The global shape of a planned input, of which each rank passes its part."""
+        if isinstance(tensor, DTensor):
             return tuple(tensor.shape)
         spec, sizes, graph = self.main.spec(item.tensor), self.main.place.mesh.sizes, self.main.graph
         planned, parts = graph.tensors[item.tensor].shape, graph.parts(item.tensor)
@@ -172,7 +222,7 @@ class Programs:
         with self.settings.kept():
             captured = together(lambda: self._captured(key, model, args, kwargs, tensors), self.main.place.team)
         same_values = not any(isinstance(value, Values) for _, _, value in key.changes)
-        if self.main.graph.microbatches == 1 and same_values and _same_forward(captured.graph, self.main.graph):
+        if self.main.graph.microbatches == 1 and same_values and not key.nesting and _same_forward(captured.graph, self.main.graph):
             return self.main
         assert self.bind is not None
         return self.bind(captured, replay(self._plan(captured.graph, model), captured.graph))
@@ -184,11 +234,10 @@ class Programs:
         recorded = len(self.main.graph.arguments.get("loss_args", ()))
         if recorded and self.loss is None:
             raise UsageError("a program for this call needs the loss, which is not known", "pass loss= to compile")
-        shapes = {name: shape for name, shape, _ in key.shapes}
+        shapes = {name: shape for name, shape, *_ in key.shapes}
         stand_ins = {
-            id(tensor): torch.empty(shapes[item.name], dtype=tensor.dtype, device="meta").requires_grad_(tensor.requires_grad)
-            for item in self._inputs
-            for tensor in (input_of(tensors, item),)
+            id(tensor): torch.empty(shapes[name], dtype=tensor.dtype, device="meta").requires_grad_(tensor.requires_grad)
+            for name, tensor in tensors.items()
         }
         args, kwargs = changed(lambda tensor: stand_ins.get(id(tensor), tensor), (tuple(args), dict(kwargs)))
         own, own_kwargs, loss_args = self.main.call.parted(args, kwargs)
@@ -251,10 +300,19 @@ class Programs:
             shape, spec = graph.tensors[item.tensor].shape, known.get((item.kind, item.name))
             if item.kind in ("parameter", "buffer"):
                 found[item.name] = str(spec or self._lying(model, item))
+            elif item.kind == "input" and spec is None and self.main.inputs == "local":
+                found[f"input:{item.name}"] = str(self._rows_beside(graph, shape))
             elif item.kind == "input" and spec is not None and spec.problem(shape, sizes) is None and spec.is_even(shape, sizes):
                 found[f"input:{item.name}"] = str(spec)
         return found
 
+    def _rows_beside(self, graph: Graph, shape: tuple[int, ...]) -> ShardingSpec:
+        """Of an input that the plan does not have, where ranks pass rows: split as those of the first that it has (``_beside``)."""
+        entering = {item.name: item for item in graph.of_kind("input")}
+        first = next((item for item in self._inputs if item.name in entering and graph.tensors[entering[item.name].tensor].shape), None)
+        if first is None or shape[:1] != graph.tensors[entering[first.name].tensor].shape[:1]:
+            return ShardingSpec.replicated(len(shape))
+        return ShardingSpec((self.main.spec(first.tensor).dims[0], *((),) * (len(shape) - 1)))
 
     def _lying(self, model: nn.Module, item: GraphInput) -> ShardingSpec:
         """How a weight lies that the planned program does not have."""
@@ -263,6 +321,16 @@ class Programs:
         if not isinstance(tensor, DTensor):
             return ShardingSpec.replicated(tensor.dim())
         return from_placements(tensor.placements, tensor.dim(), self.main.place.mesh.sizes)
+
+
+def _exact_dtype(tensor: torch.Tensor) -> str:
+    """The dtype of whole numbers and flags; nothing for floats, whose dtype is the planned one."""
+    return "" if tensor.is_floating_point() or tensor.is_complex() else str(tensor.dtype).removeprefix("torch.")
+
+
+def _planned_dtype(graph: Graph, item: GraphInput) -> str:
+    """Of an input, as ``_exact_dtype``."""
+    return _exact_dtype(torch.empty(0, dtype=getattr(torch, graph.tensors[item.tensor].dtype), device="meta"))
 
 
 def input_of(tensors: Mapping[str, Any], item: GraphInput) -> torch.Tensor:
@@ -277,15 +345,18 @@ def whole_shape(graph: Graph, item: GraphInput) -> tuple[int, ...]:
 
 
 def _words(key: Key) -> str:
-    shapes = ", ".join(f"{name} {list(shape)}" for name, shape, _ in key.shapes)
+    shapes = ", ".join(f"{name} {list(shape)}" for name, shape, *_ in key.shapes)
     flags = "training" if all(key.training) else "part training, part evaluation" if any(key.training) else "evaluation"
     changed = "".join(f", {name} {value!r}" for _, name, value in key.changes)
     return f"{flags}{' with gradients' if key.mode == 'train' and not any(key.training) else ''}, {shapes}{changed}"
 
 
-def _planned_words(graph: Graph) -> str:
-    shapes = ", ".join(f"{item.name} {list(whole_shape(graph, item))}" for item in graph.of_kind("input"))
-    return f"{'training' if graph.mode == 'train' else 'evaluation'}, {shapes}"
+def _planned_words(step: Step) -> str:
+    graph = step.graph
+    shapes = {item.name: whole_shape(graph, item) for item in step.given}
+    words = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+    rows = f"; rows that each rank passes: {described(step, step.given, shapes)}" if step.inputs == "local" else ""
+    return f"{'training' if graph.mode == 'train' else 'evaluation'}, {words}{rows}"
 
 
 def _same_forward(graph: Graph, main: Graph) -> bool:
@@ -297,7 +368,7 @@ def _same_forward(graph: Graph, main: Graph) -> bool:
 
 def _forward(graph: Graph) -> list[Any]:
     """What is computed before the first backward operator, with values named by who makes them."""
-    number = {item.tensor: f"{item.kind} {item.name}" for item in graph.inputs}
+    number = {item.tensor: f"{item.kind} {item.name} {graph.tensors[item.tensor].dtype}" for item in graph.inputs}
     rows: list[Any] = []
     for op in graph.ops:
         if op.phase == "forward":

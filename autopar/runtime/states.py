@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from autopar.runtime.agreement import everyones
 from autopar.runtime.programs import Programs
 from autopar.runtime.weights import as_placed
 from autopar.torch_compat import STATE_HOOKS
@@ -48,6 +51,42 @@ class OwnStates(nn.Module):
 
     def _load_from_state_dict(self, *args: Any) -> None:
         self.tree._load_from_state_dict(*args)
+
+
+def save_pretrained(module: Any, save_directory: str | os.PathLike[str], **options: Any) -> None:
+    """What stands for the method of transformers: whole weights, written by the first process. Every rank calls it.
+
+    Args:
+        module: a compiled model of transformers.
+        options: of the model's own method; ``state_dict`` may hold DTensors.
+
+    Raises:
+        RuntimeError: the writing process could not; says what it said.
+    """
+    given = options.pop("state_dict", None)
+    state, wholes = module.tree.state_dict(keep_vars=True) if given is None else given, dict[int, torch.Tensor]()
+    writes = options.pop("is_main_process", dist.get_rank() == 0)
+    for tensor in state.values():  # a tied one once, so that it is known as such
+        if isinstance(tensor, torch.Tensor) and id(tensor) not in wholes:
+            whole = tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+            wholes[id(tensor)] = whole.cpu() if writes else whole[:0] if whole.dim() else whole
+    failure: Exception | None = None
+    if writes:
+        try:
+            whole_state = {name: wholes.get(id(value), value) for name, value in state.items()}
+            module.tree.save_pretrained(save_directory, state_dict=whole_state, **options)
+        except Exception as error:  # the others wait to hear of it
+            failure = error
+    said = everyones(None if failure is None else f"{type(failure).__name__}: {failure}", module.place.team)
+    if failure is not None:
+        raise failure
+    for rank, words in enumerate(said):
+        if words is not None:
+            raise RuntimeError(f"rank {rank} could not save the model: {words}")
+
+
+IN_PLACE_OF = {"save_pretrained": save_pretrained}
+"""Methods of a model's own class that are others where it is compiled."""
 
 
 def _lay(programs: Programs, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Mapping[str, Any], *_: Any) -> None:

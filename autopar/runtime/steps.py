@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -21,6 +20,7 @@ from autopar.dialect import random_step
 from autopar.dialect.library import STILL
 from autopar.errors import MismatchError, UsageError
 from autopar.graph import Graph, GraphInput, GraphOutput
+from autopar.rows import Inputs, Outputs
 from autopar.runtime.calls import CallTree
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.deferred_loss import Arrival, LateTensor
@@ -31,8 +31,6 @@ from autopar.runtime.placement import local_part, to_placements
 from autopar.runtime.weights import Place
 from autopar.sharding import Blocks, ShardingSpec
 from autopar.torch_compat import dtensor_like, keeps_autograd_graph, split_factor_of
-
-Inputs = Literal["global", "local"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,7 @@ class Step:
         call: how the tensors of a call and of its result are nested.
         constants: this rank's parts of the tensors baked into the model, by the graph's names.
         left: the attributes in which the model's own forward leaves tensors (see ``runtime.forward_attributes``).
+        outputs: ``placed``: what is split leaves as a DTensor; ``full``: whole, as a plain tensor.
     """
 
     executable: Executable | Graphs
@@ -54,6 +53,7 @@ class Step:
     call: CallTree
     constants: Mapping[str, torch.Tensor]
     left: tuple[str, ...] = ()
+    outputs: Outputs = "placed"
 
     @property
     def graph(self) -> Graph:
@@ -260,13 +260,14 @@ class Step:
         pieces = rows.unflatten(0, (runs, count, rows.shape[0] // (runs * count)))
         return lambda number: pieces[:, number].flatten(0, 1) if own else self.enter(item, pieces[:, number].flatten(0, 1))
 
-    def leave(self, value: str, tensor: torch.Tensor, *, plain: bool = False) -> torch.Tensor:
-        """A value for the user: a DTensor when it is split, else plain."""
+    def leave(self, value: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A value for the user: plain when it is whole on every rank, else as ``outputs`` says. Collective where it is made whole."""
         spec = self.spec(value)
-        if plain or spec.is_replicated:
+        if spec.is_replicated:
             return tensor.detach()
         shape = self.graph.tensors[self.executable.schedule.values[value].tensor].shape
-        return self.place.dtensor(tensor, spec, shape)
+        made = self.place.dtensor(tensor, spec, shape)
+        return made.full_tensor() if self.outputs == "full" else made
 
 
 class Saved:

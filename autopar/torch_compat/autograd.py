@@ -170,6 +170,11 @@ def noticed_checkpoints(noticed: Callable[[], None]) -> Iterator[None]:
         setattr(checkpoint, name, plain)
 
 
+def profiler_records() -> bool:
+    """Whether a profiler of torch records what this thread does."""
+    return bool(torch.autograd._profiler_enabled())
+
+
 def keeps_autograd_graph() -> bool:
     """Whether the backward pass that is running was asked to keep the graph (``retain_graph=True``)."""
     return torch._C._autograd._get_current_graph_task_keep_graph()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar.errors import UsageError
 from autopar.torch_compat.placements import has_blocks, has_unequal_parts, split_factor_of
 from autopar.torch_compat.tensors import draws, leaves_of, map_tensors
 from autopar.torch_compat.whole_tensors import argument_of, as_torch_does, before, in_whole, is_view, on_all, reduce_partial
@@ -302,6 +303,21 @@ def take_plain_in_backward() -> None:
         _aten.cat.default, _aten.where.self, _aten.index_fill.int_Tensor, _aten.scatter_add.default, _aten.index_put.default,
     ):  # fmt: skip
         handlers.setdefault(operator, run)
+
+
+@cache
+def say_how_to_compare() -> None:
+    """A comparison of a DTensor with a plain tensor, predictions with labels, says how they are compared; torch's words name no way."""
+    from torch.distributed.tensor import DTensor
+
+    def refuse(args: tuple[Any, ...]) -> None:
+        plain = [item for item in args if isinstance(item, torch.Tensor) and not isinstance(item, DTensor) and item.numel() != 1]
+        if plain:
+            message = "got mixed torch.Tensor and DTensor in a comparison: one is split over ranks, the other plain"
+            hint = "compile(..., outputs='full') for whole results, or make the plain one a DTensor: distribute_tensor(y, x.device_mesh)"
+            raise UsageError(message, hint)
+
+    before(refuse, _aten.eq.Tensor, _aten.ne.Tensor, _aten.lt.Tensor, _aten.le.Tensor, _aten.gt.Tensor, _aten.ge.Tensor)
 
 
 @cache

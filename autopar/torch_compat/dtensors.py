@@ -13,6 +13,7 @@ from autopar.torch_compat.dtensor_rules import (
     reduce_odd_parts,
     reduce_parameters,
     reduce_where_asked,
+    say_how_to_compare,
     take_plain_in_backward,
 )
 from autopar.torch_compat.placements import gather_unequal_parts, place_states, shard_beside_blocks
@@ -44,6 +45,7 @@ def teach_dtensors() -> None:
     make_orthogonal()
     gather_unequal_parts()
     take_plain_in_backward()
+    say_how_to_compare()
     reduce_looked_up()
     convolve_in_whole()
     reshape_in_place()

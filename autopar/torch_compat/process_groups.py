@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import combinations
 from threading import get_ident
 from typing import Any
 
@@ -161,6 +162,17 @@ def new_group(ranks: list[int], **options: Any) -> Any:
         return dist.new_group(ranks, **options)
     finally:
         del distributed_c10d.sorted
+
+
+def flatten_axes(mesh: Any) -> None:
+    """Registers a flattened mesh for every set of axes of a DeviceMesh. Collective.
+
+    DTensor then reduces over them in one call. Without it reduces over one axis after another, and warns of it on every rank.
+    """
+    wide = [name for name, size in zip(mesh.mesh_dim_names, mesh.shape, strict=True) if size > 1]
+    for count in range(2, len(wide) + 1):
+        for names in combinations(wide, count):
+            mesh[names]._flatten()
 
 
 def all_gather_single() -> Callable[..., Any]:

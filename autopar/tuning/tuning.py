@@ -16,7 +16,7 @@ from autopar.plan import Plan
 from autopar.planning.session import open_session
 from autopar.rows import MeasuredCandidate, MeasuredPlan
 from autopar.runtime.agreement import together
-from autopar.runtime.compiling import execution_of, find_device, join_launched_ranks, start_process_group
+from autopar.runtime.compiling import execution_of, find_device, join_launched, start_process_group
 from autopar.runtime.groups import Team, team_of
 from autopar.target import Target
 from autopar.tuning.contestants import Builder
@@ -43,7 +43,7 @@ def tune_target(load: Callable[[], Target], options: PlanOptions, memory_limit: 
         Others as of ``plan`` and ``compile``. What one rank refuses, all do.
     """
     check_tuning(options, rounds)
-    join_launched_ranks()
+    join_launched()
     start_process_group(options.meshes[0])
     device, team = find_device(None), team_of()
     say = say if team.rank == 0 else silent

@@ -352,3 +352,12 @@ def test_memory_and_pareto_exclude_each_other(capsys: pytest.CaptureFixture[str]
     ran = autopar(capsys, "plan", "zoo:mlp", "--mesh", "dp=2", "--pareto", "--memory", "1GiB")
     refused(ran, 2, "--memory and --pareto exclude each other")
     assert "hint: drop one of them" in ran.err
+
+
+def test_rows_that_each_rank_passes_are_split_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    words = "plan", f"{tmp_path / 'model.py'}:whole", "--mesh", "dp=2", "--hardware", "cpu-cluster", "--inputs"
+    ran = autopar(capsys, *words, "local", "-o", tmp_path / "plan.json")
+    assert ran.status == 0, ran
+    assert load(tmp_path / "plan.json").pins == {"input:input": "S0 R", "input:wanted": "S0 R"}
+    refused(autopar(capsys, *words, "mine"), 2, "unknown kind of inputs 'mine'")

@@ -16,6 +16,7 @@ import pytest
 
 from autopar.files import write_whole
 from autopar.plan import Plan
+from cost_models import load_hardware
 from tests.cli.running import autopar, refused
 
 ESCAPE = "\x1b[31m"
@@ -27,6 +28,38 @@ def test_dash_is_the_standard_stream(plan_file: Path) -> None:
     assert json.loads(shown.stdout) == json.loads(plan_file.read_text())
     page = subprocess.run([*words, "show", str(plan_file), "--html", "-"], capture_output=True, check=True).stdout
     assert page.startswith(b"<!doctype html>") and page.rstrip().endswith(b"</html>")
+
+
+@pytest.mark.parametrize("ascii_alone", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
+def test_a_terminal_of_ascii_alone(plan_file: Path, tmp_path: Path, ascii_alone: dict[str, str]) -> None:
+    """Words and JSON have escapes there, pages are in UTF-8 as in a file."""
+    named = tmp_path / "named.json"
+    named.write_text(plan_file.read_text().replace('"target": "', '"target": "\u00e9\U0001f600 '), encoding="utf-8")
+    environment, command = {**os.environ, **ascii_alone}, [sys.executable, "-m", "autopar", "show", str(named)]
+    ways = [], ["--json"], ["--html", "-"]
+    table, text, page = (subprocess.run([*command, *more], env=environment, capture_output=True, check=True).stdout for more in ways)
+    assert b"\\u00e9\\ud83d\\ude00 " in table and table.isascii() and text.isascii()
+    assert json.loads(text) == json.loads(named.read_text(encoding="utf-8")) and "\u00e9\U0001f600 " in page.decode("utf-8")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    marked, hardware = tmp_path / "marked.json", tmp_path / "marked.toml"
+    marked.write_bytes(b"\xef\xbb\xbf" + plan_file.read_bytes())
+    assert autopar(capsys, "diff", marked, plan_file).out == "the plans choose the same\n"
+    hardware.write_bytes(b"\xef\xbb\xbf" + autopar(capsys, "hardware", "cpu-cluster").out.encode())
+    assert load_hardware(str(hardware)).name == "cpu-cluster"
+
+
+def test_what_is_no_plan_yet_is_told_from_one_that_is_broken(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two plans of one stream, an empty stream, and a model in place of its plan."""
+    refused(autopar(capsys, "diff", "-", "-"), 2, "two plans cannot both be read from the standard input")
+    command = [sys.executable, "-m", "autopar", "show", "-"]
+    ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert ran.returncode == 3 and ran.stderr.startswith("error: the standard input is empty, where the plan should be\nhint: "), ran
+    for model in ("zoo:mlp", "model.py:target"):
+        for words in (("show", model), ("explain", model, "head.weight")):
+            refused(ran := autopar(capsys, *words), 3, "No such file or directory")
+            assert f"hint: make its plan first: autopar plan {model} --mesh" in ran.err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

@@ -18,7 +18,7 @@ import autopar
 from autopar import zoo
 from autopar.errors import MismatchError, UsageError
 from autopar.plan import Plan
-from autopar.runtime import compile_plan
+from autopar.runtime import compile_plan, export_program
 from autopar.runtime.agreement import check_agreement
 from autopar.runtime.compiling import example_call, find_device, pick_device
 from autopar.runtime.groups import team_of
@@ -177,6 +177,9 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 target = zoo.build("mlp")
 wanted = target.model(*target.args).item()
+program = autopar.load_program("program")
+assert abs(program(*target.args).item() - wanted) < 1e-6
+dist.destroy_process_group()
 plan = autopar.load(sys.argv[1])
 module = autopar.compile(target.model, plan)
 optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
@@ -195,7 +198,9 @@ dist.destroy_process_group()
 
 
 def test_under_torchrun(tmp_path: Path) -> None:
+    """Each of the two starts the process group."""
     plan_of("dp=2").save(tmp_path / "plan.json")
+    export_program(plan_of("dp=2"), mlp().model, tmp_path / "program")
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py", "plan.json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}

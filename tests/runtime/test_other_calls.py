@@ -1,0 +1,103 @@
+"""Calls that are nested otherwise than the planned one: optional arguments left out or given, other plain values, other integers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopar
+from autopar.plan import Plan
+from autopar.runtime import export_program, load_program
+from tests.runtime.test_training import gradients, on_ranks, refused, same, whole
+
+IDS, TARGETS = torch.randint(0, 32, (8, 4)), torch.randint(0, 32, (8, 4))
+
+
+class Speaker(nn.Module):
+    """Takes targets or not, and gives a loss with them alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.mid, self.out = nn.Embedding(32, 16), nn.Linear(16, 64), nn.Linear(64, 32)
+        self.double()
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None, scale: float = 1.0, weights: Tensor | None = None) -> Any:
+        logits = self.out(torch.relu(self.mid(self.emb(idx)))) * scale
+        if targets is None:
+            return logits, None
+        each = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        return logits, (each if weights is None else each * weights.flatten()).mean()
+
+
+def speaker() -> Speaker:
+    torch.manual_seed(0)
+    return Speaker()
+
+
+def plan_of(*given: Tensor, **more: Any) -> Plan:
+    return autopar.plan(speaker(), given, mesh="2", hardware="cpu-cluster", **more)
+
+
+CALLS: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
+    ((IDS, TARGETS), {}),
+    ((IDS,), {}),
+    ((IDS[:4], None), {}),
+    ((IDS.int(), TARGETS), {}),
+    ((IDS, TARGETS), {"scale": 0.5}),
+    ((), {"weights": torch.rand(8, 4, dtype=torch.float64), "targets": TARGETS, "idx": IDS}),
+)
+
+
+@pytest.mark.parametrize(("planned", "calls"), [((IDS, TARGETS), CALLS), ((IDS,), CALLS[:2])])
+def test_each_has_a_program_of_its_own(planned: tuple[Tensor, ...], calls: tuple[Any, ...]) -> None:
+    plan, plain = plan_of(*planned, constraints={"input:idx": "S0 R"}), speaker()
+    wanted = [plain(*args, **kwargs) for args, kwargs in calls]
+    plain(IDS)[0].square().sum().backward()
+
+    def run(rank: int) -> list[bool]:
+        module = autopar.compile(speaker(), plan)
+        with torch.no_grad():
+            found = [module.eval()(*args, **kwargs) for args, kwargs in calls]
+            made = len(module._programs.made)
+            module(idx=IDS), module(IDS, None, 1.0), module(IDS, targets=None)  # as the second
+        right = [torch.allclose(whole(one[0]), other[0]) for one, other in zip(found, wanted, strict=True)]
+        losses = [(one[1], other[1]) for one, other in zip(found, wanted, strict=True)]
+        right += [one is None if other is None else torch.allclose(one, other) for one, other in losses]
+        logits, none = module.train()(IDS)
+        logits.square().sum().backward()
+        return [*right, none is None, len(module._programs.made) <= made + 1, same(gradients(module), gradients(plain))]
+
+    for right in on_ranks(run, 2):
+        assert all(right), right
+
+
+def test_where_each_rank_passes_rows_what_comes_beside_them_is_split_too() -> None:
+    plan, weights = plan_of(IDS, TARGETS, inputs="local"), torch.rand(8, 4, dtype=torch.float64)
+    wanted = [speaker()(IDS, TARGETS, weights=weights)[1].item(), speaker()(IDS)[0].sum().item()]
+
+    def run(rank: int) -> list[float]:
+        module, rows = autopar.compile(speaker(), plan), slice(4 * rank, 4 * rank + 4)
+        return [module(IDS[rows], TARGETS[rows], weights=weights[rows])[1].item(), whole(module(IDS[rows])[0]).sum().item()]
+
+    for found in on_ranks(run, 2):
+        assert found == pytest.approx(wanted)
+
+
+def test_what_is_no_call_of_the_model_stays_refused(tmp_path: Any) -> None:
+    plan = plan_of(IDS, TARGETS)
+    export_program(plan, speaker(), tmp_path / "program")
+
+    def run(rank: int) -> list[str]:
+        module, program = autopar.compile(speaker(), plan), load_program(tmp_path / "program")
+        calls = (module, "text", TARGETS), (module, IDS, TARGETS, object()), (module, IDS.double(), TARGETS), (program, IDS)
+        return [refused(partial(*call)) for call in calls]
+
+    for text, kind, floats, exported in on_ranks(run, 2):
+        assert "argument 0 is a str, the plan was made for a tensor" in text
+        assert "argument scale is a object, which no program can be made for" in kind
+        assert "input idx is float64 [8, 4], planned was int64 [8, 4]" in floats
+        assert "the call differs from the captured one in 1 arguments by position where it had 2" in exported
