@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from autopar.pipeline.cutting import find_units
-from autopar.schedule import Schedule
-from autopar.schedule.simulation import simulated
+from autopar.schedule import Schedule, simulate
 from autopar.schedule.storages import entering, storage_bytes
 from cost_models import optimizer_bytes
 from solvers.pipeline import Mode
@@ -25,8 +24,8 @@ class LayerTables:
 def measure_layers(schedule: Schedule, optimizer: str) -> LayerTables:
     """Seconds and bytes of each unit for one microbatch, on a rank.
 
-    A unit's seconds are those by which the half's end moves when its operators are reached. Between the halves a unit holds what its
-    operators made and backward reads. At rest it has its parameters, their gradients' sums and the optimizer's states.
+    Between the halves a unit holds what its operators made and backward reads. At rest it has its parameters, the sums of their gradients
+    and the optimizer's states.
     """
     graph, units = schedule.graph, find_units(schedule.graph)
     starts = [0, *list(units.values())[1:], len(graph.ops)]
@@ -49,24 +48,19 @@ def measure_layers(schedule: Schedule, optimizer: str) -> LayerTables:
 
 
 def _seconds(schedule: Schedule, home: Mapping[str, int], last: int) -> tuple[list[float], list[float]]:
-    """Seconds of each unit in forward, and in backward."""
-    ends: dict[tuple[str, int], float] = {}
-    half = 0.0
-    for slot in simulated(schedule):
+    """Seconds of each unit in forward, and in backward, of a microbatch that reduces no gradients.
+
+    An operator counts from the end of the one before it: what operators stand still for is its own.
+    """
+    hardware, busy = schedule.machine.hardware, {half: [0.0] * (last + 1) for half in ("forward", "backward")}
+    items = [item for item in schedule.instructions if not item.microbatch]
+    before = 0.0
+    for slot in simulate(items, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps, issue=schedule.machine.issue_seconds):
         item = slot.instruction
-        if item.half == "forward":
-            half = max(half, slot.end)
         if item.kind == "run":
-            op = schedule.operations[item.of].op
-            key = item.half, home[op.name]
-            ends[key] = max(ends.get(key, 0.0), slot.end)
-    forward = list(accumulate((ends.get(("forward", unit), 0.0) for unit in range(last + 1)), max))
-    backward = list(accumulate((ends.get(("backward", unit), half) for unit in reversed(range(last + 1))), max))
-    forward[-1] = max(forward[-1], half)
-    return (
-        [after - before for before, after in pairwise([0.0, *forward])],
-        [after - before for before, after in pairwise([half, *backward])][::-1],
-    )
+            busy[item.half][home[schedule.operations[item.of].op.name]] += max(slot.end - before, 0.0)
+            before = max(before, slot.end)
+    return busy["forward"], busy["backward"]
 
 
 def _held(schedule: Schedule, home: Mapping[str, int], count: int) -> tuple[list[float], list[float]]:

@@ -9,8 +9,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from time import perf_counter
 
+from autopar.effort import DEFAULT_EFFORT, Effort
 from autopar.errors import InfeasibleError, UsageError
 from autopar.graph import DTYPE_BYTES, Graph
 from autopar.pipeline.clock import PipelineTimes, StageCosts, measure_stage, time_pipeline
@@ -18,7 +20,7 @@ from autopar.pipeline.cutting import Stages, cut_graph
 from autopar.pipeline.layer_tables import LayerTables, measure_layers
 from autopar.pipeline.timetable import Action, read_order
 from autopar.schedule import Schedule
-from autopar.search import SearchResult, find_plan
+from autopar.search import Progress, SearchResult, find_plan
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh
 from solvers.pipeline import Mode, PipelineProblem, PipelineSolution, solve_pipeline
@@ -31,6 +33,8 @@ ROUNDS = 2
 """Times that the chain is cut: the second knows what the stages of the first took."""
 SHRINKS = 4
 """Limits tried for a stage that holds too much with its microbatches in flight, at most."""
+LONGEST_SECONDS, LEAST_SECONDS = 3600.0, 5.0
+"""Seconds that a search has where there is no deadline, and where it has passed: a pipeline needs a plan of each stage."""
 SOLVE_SECONDS = 5.0
 """Work of the pipeline's solver for one cut, in units of about one CPU second."""
 
@@ -43,14 +47,20 @@ class PipelineRequest:
         machine: all ranks; the outermost axis is ``pp``.
         memory_limit: bytes per rank.
         cut: the first module of each stage but the first; None to choose.
-        rest: arguments of ``find_plan`` for each search.
+        recompute: whether operators may run a second time in backward.
+        effort, seed, progress: of each search, see ``find_plan``.
+        deadline: when the searches end, of ``perf_counter``; None for no end.
     """
 
     machine: Machine
     memory_limit: int
     optimizer: str = "adamw"
     cut: tuple[str, ...] | None = None
-    rest: Mapping[str, object] = field(default_factory=dict)
+    recompute: bool = True
+    effort: Effort = DEFAULT_EFFORT
+    seed: int = 0
+    deadline: float | None = None
+    progress: Progress | None = None
 
     @property
     def count(self) -> int:
@@ -129,6 +139,8 @@ class _Planner:
         many = self.graph.accumulated(replace(self.graph.accumulation, microbatches=MANY, cut=()))
         whole = self._search(many, {}, 1 << 62, recompute=False)
         tables = measure_layers(whole.schedule, self.asked.optimizer)
+        if not self.asked.recompute:
+            tables = LayerTables(tables.units, tuple(modes[:1] for modes in tables.modes))
         if len(tables.units) < self.asked.count:
             some = ", ".join(tables.units[:5])
             message = f"{self.asked.count} stages are asked for, and the model can be cut into {len(tables.units)} units: {some}"
@@ -186,7 +198,7 @@ class _Planner:
         found, costs = list[SearchResult](), list[StageCosts]()
         for stage, graph in enumerate(stages.graphs):
             try:
-                result = self._plan_stage(graph, _pins(graph, specs), in_flight[stage])
+                result = self._plan_stage(graph, _pins(graph, specs) | _tied_pins(graph, stages, found), in_flight[stage])
             except InfeasibleError:
                 return None
             found.append(result)
@@ -205,7 +217,7 @@ class _Planner:
         """The plan of a stage that leaves room for the microbatches between their halves."""
         limit = self.asked.memory_limit
         for _ in range(SHRINKS):
-            result = self._search(graph, pins, limit, recompute=True)
+            result = self._search(graph, pins, limit, recompute=self.asked.recompute)
             cost = measure_stage(result.schedule, self.asked.optimizer)
             over = cost.peak_with(in_flight) - self.asked.memory_limit
             if over <= 0:
@@ -218,9 +230,11 @@ class _Planner:
     def _search(self, graph: Graph, pins: Mapping[str, str], limit: int, *, recompute: bool) -> SearchResult:
         key = graph.sha256, tuple(sorted(pins.items())), limit
         if key not in self.known:
+            asked = self.asked
+            left = LONGEST_SECONDS if asked.deadline is None else max(asked.deadline - perf_counter(), LEAST_SECONDS)
             self.known[key] = find_plan(
-                graph, self.machine, memory_bytes=limit, optimizer=self.asked.optimizer, constraints=pins, recompute=recompute,
-                baselines=False, **self.asked.rest,  # type: ignore[arg-type]
+                graph, self.machine, memory_bytes=limit, optimizer=asked.optimizer, constraints=pins, recompute=recompute,
+                baselines=False, time_limit=left, effort=asked.effort, seed=asked.seed, progress=asked.progress,
             )  # fmt: skip
         return self.known[key]
 
@@ -264,6 +278,17 @@ def _pins(graph: Graph, specs: Mapping[str, ShardingSpec]) -> dict[str, str]:
     """The layouts of what a stage receives and sends."""
     found = {f"{item.kind}:{item.name}": str(specs[item.tensor]) for item in graph.inputs if item.is_received}
     return found | {f"output:{output.name}": str(specs[output.tensor]) for output in graph.outputs if output.is_sent}
+
+
+def _tied_pins(graph: Graph, stages: Stages, found: Sequence[SearchResult]) -> dict[str, str]:
+    """Tied parameters lie as in the stage before that holds them, whose gradients theirs are added to."""
+    pins = {}
+    for item in graph.of_kind("parameter"):
+        earlier = [stage for stage in stages.tied.get(item.tensor, ()) if stage < len(found)]
+        if earlier:
+            schedule = found[earlier[0]].schedule
+            pins[item.name] = str(item.own_spec(schedule.specs[item.tensor], schedule.machine.mesh.sizes))
+    return pins
 
 
 def _scaled(tables: LayerTables, made: PipelineResult) -> LayerTables:

@@ -142,7 +142,7 @@ class Programs:
 
     @cached_property
     def _inputs(self) -> tuple[GraphInput, ...]:
-        return tuple(self.main.graph.of_kind("input"))
+        return self.main.given
 
     def _shape(self, item: GraphInput, tensor: torch.Tensor) -> tuple[int, ...]:
         """The global shape of an input of a call."""

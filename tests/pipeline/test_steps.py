@@ -51,7 +51,7 @@ def test_outputs_and_gradients_are_those_of_one_device(name: str, mesh: str) -> 
     """With prices at which every split pays."""
     model, args, graph = capture(name, 4)
     values = values_of(graph, model, args)
-    made = plan_pipeline(graph, PipelineRequest(machine(mesh, stress=True), 1 << 40, rest={"effort": "low"}))
+    made = plan_pipeline(graph, PipelineRequest(machine(mesh, stress=True), 1 << 40, effort="low"))
     assert len(made.schedules) == made.stages.boundaries[-1].source + 1
     order, wanteds = list(made.order), run_on_one(graph, values)
     assert not list(problems_of(order, made.stages, 4))
