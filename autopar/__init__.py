@@ -14,10 +14,11 @@ from autopar.display import set_views
 from autopar.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from autopar.api import capture, compile, load, pareto, plan, sweep, tune
+    from autopar.api import capture, compile, compile_pipeline, load, load_pipeline, pareto, plan, plan_pipeline, sweep, tune
     from autopar.check import check
     from autopar.errors import AutoparError
     from autopar.graph import Graph
+    from autopar.pipeline_plan import PipelinePlan
     from autopar.placements import same_sharding, shard
     from autopar.plan import Plan
     from autopar.reshard import reshard
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     from cost_models import Hardware, Mesh
 
 __all__ = [
-    "AutoparError", "Graph", "Hardware", "Mesh", "Plan", "ShardingSpec",
-    "cached", "capture", "check", "compile", "load", "load_program", "load_serving", "pareto", "plan", "plan_serving", "reshard", "rule",
-    "same_sharding", "serve", "shard", "sweep", "tune", "verify",
+    "AutoparError", "Graph", "Hardware", "Mesh", "PipelinePlan", "Plan", "ShardingSpec",
+    "cached", "capture", "check", "compile", "compile_pipeline", "load", "load_pipeline", "load_program", "load_serving", "pareto", "plan",
+    "plan_pipeline", "plan_serving", "reshard", "rule", "same_sharding", "serve", "shard", "sweep", "tune", "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -40,17 +41,21 @@ _HOME = {
     "Graph": "autopar.graph",
     "Hardware": "cost_models",
     "Mesh": "cost_models",
+    "PipelinePlan": "autopar.pipeline_plan",
     "Plan": "autopar.plan",
     "ShardingSpec": "autopar.sharding",
     "cached": "autopar.serving",
     "capture": "autopar.api",
     "check": "autopar.check",
     "compile": "autopar.api",
+    "compile_pipeline": "autopar.api",
     "load": "autopar.api",
+    "load_pipeline": "autopar.api",
     "load_program": "autopar.runtime",
     "load_serving": "autopar.serving",
     "pareto": "autopar.api",
     "plan": "autopar.api",
+    "plan_pipeline": "autopar.api",
     "plan_serving": "autopar.serving",
     "reshard": "autopar.reshard",
     "rule": "autopar.rules.own",
@@ -64,6 +69,7 @@ _HOME = {
 
 
 set_views({
+    "PipelinePlan.__str__": "autopar.report.pipeline.pipeline_summary",
     "Plan.__str__": "autopar.report.summary",
     "Plan._repr_html_": "autopar.report.fragment",
     "Pareto.__str__": "autopar.report.frontier.frontier",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from autopar import recording
 from autopar.effort import DEFAULT_EFFORT, Effort
 from autopar.errors import UsageError
+from autopar.files import read_text
 from autopar.graph import Graph
 from autopar.options import MeshLike, PlanOptions, check_number, check_pins, read_memory_limit, read_mesh, resolve_hardware, user_errors
 from autopar.pareto import Pareto
@@ -16,6 +17,7 @@ from autopar.plan import Plan
 from autopar.planning.capturing import captures_of
 from autopar.planning.grid import Grid, combinations, plan_sweep
 from autopar.planning.memory_ladder import plan_ladder
+from autopar.planning.pipelines import plan_stages, refuse_stages
 from autopar.planning.session import open_session
 from autopar.rows import Inputs, Outputs
 from autopar.sweeping import Point, Sweep
@@ -25,7 +27,9 @@ from cost_models import Execution, Hardware
 if TYPE_CHECKING:
     from torch import nn
 
+    from autopar.pipeline_plan import PipelinePlan
     from autopar.runtime import ShardedModule
+    from autopar.runtime.pipeline_module import PipelineModule
     from autopar.search import Progress
 
 
@@ -122,9 +126,51 @@ def plan(
         optimizer=optimizer, pins=check_pins(constraints), inputs=inputs, cost_model=cost_model, recompute=recompute,
         microbatches=microbatches, execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
     )  # fmt: skip
+    refuse_stages(options.mesh, "call autopar.plan_pipeline, which plans stages, or name the axis otherwise")
     memory_limit = read_memory_limit(memory, options.hardware)
     session = open_session(Target(model, args, kwargs or {}, loss, loss_args), options)
     return session.plan(memory_limit, session.deadline).plan
+
+
+def plan_pipeline(
+    model: nn.Module | Graph,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mesh: MeshLike,
+    microbatches: int,
+    stages: str | Sequence[str] | None = None,
+    hardware: str | os.PathLike[str] | Hardware | None = None,
+    loss: Callable[..., Any] | None = None,
+    loss_args: tuple[Any, ...] = (),
+    compute_dtype: str | None = None,
+    optimizer: str = "adamw",
+    memory: str | int | float | None = None,
+    recompute: str = "auto",
+    effort: Effort = DEFAULT_EFFORT,
+    time_limit: float = 60.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+    target: str | None = None,
+) -> PipelinePlan:
+    """The best pipeline found for training ``model``: a cut into stages, a plan of each, and a timetable, with a bound over all of them.
+
+    Args:
+        mesh: ``pp`` outermost, then the axes of each stage: ``"pp=4,dp=2,tp=2"``.
+        microbatches: number of equal parts of the batch, along dim 0 of the inputs. About four for each stage keep stages busy.
+        stages: the first module of each stage but the first, or counts of equal layers, ``"8,9,8,7"``; chosen when not given.
+        others: as of ``plan``.
+
+    Raises:
+        UsageError: a mesh without ``pp`` outermost, more stages than modules, a cut or a model that cannot be pipelined. Others as of
+            ``plan``.
+    """
+    options = PlanOptions(
+        hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), compute_dtype=compute_dtype, optimizer=optimizer, recompute=recompute,
+        microbatches=check_number(microbatches), effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
+    )  # fmt: skip
+    memory_limit = read_memory_limit(memory, options.hardware)
+    return plan_stages(Target(model, args, kwargs or {}, loss, loss_args), options, memory_limit, stages)
 
 
 def pareto(
@@ -172,6 +218,7 @@ def pareto(
         optimizer=optimizer, pins=check_pins(constraints), inputs=inputs, cost_model=cost_model, recompute=recompute,
         microbatches=microbatches, execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
     )  # fmt: skip
+    refuse_stages(options.mesh, "ladders are of plans without a pipeline so far: name the axis otherwise")
     session = open_session(Target(model, args, kwargs or {}, loss, loss_args), options)
     return plan_ladder(session.plan, rungs, session.deadline)
 
@@ -330,6 +377,41 @@ def compile(
             model, plan, loss=loss, mesh=mesh, inputs=inputs, outputs=outputs, device=device, init=init, seed=seed, execute=execute,
             example=example,
         )  # fmt: skip
+
+
+def compile_pipeline(
+    model: nn.Module,
+    plan: PipelinePlan | str | os.PathLike[str],
+    *,
+    loss: Callable[..., Any] | None = None,
+    device: Any = None,
+    init: Callable[[nn.Module], None] | None = None,
+    seed: int = 0,
+) -> PipelineModule:
+    """The model as a pipeline on this rank (under torchrun): the parameters of its stage, and a call that runs the whole step.
+
+    Args:
+        model: the whole planned model, with real weights (kept) or meta weights (made by ``init``, or by its modules).
+        plan: the plan or the path of its file, the same on all ranks.
+        loss: the loss it was planned with. A plan made in this process remembers it.
+        device, init, seed: see ``compile``.
+
+    Raises:
+        MismatchError: the plan was made for another model, mesh or torch, or ranks differ.
+    """
+    from autopar.runtime.pipeline_module import compile_pipeline as compile_stages  # for start-up time: imports torch
+
+    if isinstance(plan, str | os.PathLike):
+        plan = load_pipeline(plan)
+    with user_errors():
+        return compile_stages(model, plan, loss=loss, device=device, init=init, seed=seed)
+
+
+def load_pipeline(path: str | os.PathLike[str]) -> PipelinePlan:
+    """Reads a pipeline's plan file. Raises FileError: names the place and the fault."""
+    from autopar.pipeline_plan import PipelinePlan
+
+    return PipelinePlan.from_json(read_text(path, "the plan", "give a file of autopar plan --mesh pp=..."), str(path))
 
 
 def load(path: str | os.PathLike[str]) -> Plan:

@@ -34,6 +34,8 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 CONVERSION = "aten._to_copy.default"
 """The operator that gives a tensor another dtype."""
+SEND, RECEIVE = "send.", "receive."
+"""Prefixes of the public names of what leaves a pipeline's stage for another, and of what enters it, before the tensor's name."""
 NAMED_TUPLE = "(named tuple)"
 """The one key of an object that stands for a named tuple in the tree of a result: its fields are in the object below."""
 
@@ -129,6 +131,11 @@ class GraphInput:
     trained: bool = False
     blocks: Blocks | None = None
 
+    @property
+    def is_received(self) -> bool:
+        """Whether it comes from another stage of a pipeline."""
+        return self.name.startswith(RECEIVE)
+
     def own_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The tensor's shape as the parameter has it."""
         return shape if self.blocks is None else self.blocks.own_shape(shape)
@@ -159,6 +166,11 @@ class GraphOutput:
     tensor: str
     kind: Literal["output", "gradient", "buffer"]
     name: str
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether it goes to another stage of a pipeline."""
+        return self.name.startswith(SEND)
 
 
 DIVISOR = "microbatch.divisor"

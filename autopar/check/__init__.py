@@ -13,6 +13,7 @@ overwriting whether what is written over is needed no more
 clock       how long it takes
 lifetimes   how much memory it holds
 totals      every figure
+pipelines   a pipeline: its stages, what crosses, the timetable
 """
 
 from __future__ import annotations

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
-from autopar.cli.files import read_plan
+from autopar.cli.files import read_pipeline, read_plan
 from autopar.cli.terminal import out
 from autopar.errors import VerificationError
+from autopar.pipeline_plan import PipelinePlan
+from autopar.plan import Plan
 
 SHOWN = 20
 
@@ -21,22 +23,21 @@ def check(
     json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
 ) -> None:
     from autopar.check import check as recompute
+    from autopar.check.pipelines import check_pipeline
 
-    read = read_plan(plan)
+    pipeline = read_pipeline(plan)
+    read: Plan | PipelinePlan = read_plan(plan) if pipeline is None else pipeline
     graph = None
     if target is not None:
         from autopar.cli.target import capture_target
 
         graph = capture_target(target, read.model.mode, read.model.arguments.get("compute_dtype"), read.microbatches)
-    found = recompute(read, graph)
+    found = check_pipeline(pipeline, graph) if pipeline is not None else recompute(cast(Plan, read), graph)
     if json:
         differences = [{"where": item.where, "words": str(item)} for item in found]
         out(json_format.dumps({"plan": str(plan), "holds": not found, "differences": differences}, indent=1))
     elif not found:
-        out(
-            f"{plan} holds: specs, strategies, {len(read.collectives)} collectives, {len(read.schedule)} instructions, "
-            "step, cost and memory are as recomputed"
-        )
+        out(f"{plan} holds: {_held(read)}, step, cost and memory are as recomputed")
     else:
         for difference in found[:SHOWN]:
             out(difference)
@@ -47,3 +48,9 @@ def check(
             f"{plan} does not hold: {len(found)} differences, the first at {found[0].where}",
             "a plan is valid as written by autopar plan; undo the edit, or plan again",
         )
+
+
+def _held(plan: Plan | PipelinePlan) -> str:
+    if isinstance(plan, PipelinePlan):
+        return f"{len(plan.stages)} stages, {len(plan.boundaries)} values that cross, the timetable"
+    return f"specs, strategies, {len(plan.collectives)} collectives, {len(plan.schedule)} instructions"

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 
 from autopar.cli.terminal import note, out_document
 from autopar.errors import FileError, UsageError
-from autopar.files import STANDARD, check_writable, write_whole
+from autopar.files import STANDARD, check_writable, read_text, write_whole
 from autopar.unread import collector_paused
 
 if TYPE_CHECKING:
+    from autopar.pipeline_plan import PipelinePlan
     from autopar.plan import Plan
 
-__all__ = ["check_apart", "check_writable", "read_plan", "write_result", "write_text"]
+HEAD_BYTES = 200
+"""Bytes at a file's begin among which its schema stands."""
+__all__ = ["check_apart", "check_writable", "read_pipeline", "read_plan", "write_result", "write_text"]
 
 
 def read_plan(path: Path, *, in_part: bool = False) -> Plan:
@@ -32,6 +35,18 @@ def read_plan(path: Path, *, in_part: bool = False) -> Plan:
         if issubclass(warning.category, OldPlanWarning):
             note(f"note: {warning.message}")
     return plan
+
+
+def read_pipeline(path: Path) -> PipelinePlan | None:
+    """The pipeline's plan in a file; None where the file is of another kind, or is not there."""
+    from autopar.pipeline_plan import PIPELINE_SCHEMA, PipelinePlan
+
+    if path == STANDARD or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        if PIPELINE_SCHEMA.encode() not in file.read(HEAD_BYTES):
+            return None
+    return PipelinePlan.from_json(read_text(path, "the plan", "give the path of a file written by autopar plan -o"), str(path))
 
 
 def check_apart(one: Path | None, other: Path | None) -> None:

@@ -23,6 +23,7 @@ from autopar.cli.planning import (
     SeedOption,
     open_pins,
     pareto_target,
+    pipeline_target,
     plan_target,
     read_inputs,
     read_microbatches,
@@ -36,8 +37,10 @@ from autopar.errors import UsageError
 from autopar.files import STANDARD
 from autopar.options import PlanOptions, read_execution, read_memory_limit, read_mesh, resolve_hardware
 from autopar.pareto import Pareto
+from autopar.planning.pipelines import is_pipeline
 from autopar.report import summary
 from autopar.report.frontier import frontier_html
+from autopar.report.pipeline import pipeline_summary
 
 
 def plan(
@@ -60,6 +63,9 @@ def plan(
     effort: EffortOption = DEFAULT_EFFORT,
     time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by the meshes tried")] = 60.0,
     seed: SeedOption = 0,
+    stages: Annotated[
+        str | None, typer.Option(help="with a mesh axis pp: auto, counts of layers (8,9,8,7), or each stage's first module but the first")
+    ] = None,
     pareto: Annotated[bool, typer.Option(help="the least step for a ladder of memory limits, from the least that does")] = False,
     rungs: Annotated[int | None, typer.Option(help="limits of that ladder [default: 8]", min=1)] = None,
     html: Annotated[Path | None, typer.Option(help="with --pareto: a page with the ladder's plot")] = None,
@@ -90,6 +96,11 @@ def plan(
     )  # fmt: skip
     memory_limit = read_memory_limit(memory, options.hardware)
     say_hardware(hardware)
+    if stages is not None and not is_pipeline(options.mesh):
+        raise UsageError("--stages cuts a model along the mesh axis pp", "write --mesh pp=2,..., or drop --stages")
+    if is_pipeline(options.mesh):
+        _plan_pipeline(target, options, memory_limit, stages, output, pareto=pareto, json=json)
+        return
     found = pareto_target(target, options, rungs or 8) if pareto else plan_target(target, options, memory_limit)
     say_cut(found.plans if isinstance(found, Pareto) else (found,))
     if html is not None and isinstance(found, Pareto):
@@ -99,3 +110,15 @@ def plan(
     if output != STANDARD:
         words = str(found) if isinstance(found, Pareto) else summary(found, columns())
         out(found.to_json() if json else words, end="" if json else "\n")
+
+
+def _plan_pipeline(
+    target: str, options: PlanOptions, memory_limit: int, stages: str | None, output: Path | None, *, pareto: bool, json: bool
+) -> None:  # fmt: skip
+    if pareto:
+        raise UsageError("ladders of memory limits are of plans without a pipeline so far", "drop --pareto, or the mesh axis pp")
+    found = pipeline_target(target, options, memory_limit, stages)
+    if output is not None:
+        write_result(output, found.to_json())
+    if output != STANDARD:
+        out(found.to_json() if json else pipeline_summary(found, columns()), end="" if json else "\n")

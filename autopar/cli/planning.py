@@ -16,10 +16,12 @@ from autopar.errors import UsageError
 from autopar.garbage import young_garbage_only
 from autopar.options import AUTO, DEFAULT_HARDWARE, PlanOptions, check_one_of
 from autopar.pareto import Pareto
+from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
 from autopar.planning.cautions import CAUTIONS
 from autopar.planning.grid import Grid, plan_sweep
 from autopar.planning.memory_ladder import plan_ladder
+from autopar.planning.pipelines import plan_stages
 from autopar.planning.session import PlanSession, open_session
 from autopar.report import units
 from autopar.rows import Inputs
@@ -87,6 +89,17 @@ def plan_target(target: str, options: PlanOptions, memory_limit: int) -> Plan:
     with words_beside() as line:
         session = _open_session(target, options, line)
         return session.plan(memory_limit, session.deadline).plan
+
+
+@young_garbage_only()
+def pipeline_target(target: str, options: PlanOptions, memory_limit: int, stages: str | None) -> PipelinePlan:
+    """The pipeline of a target, captured here."""
+    from autopar.cli.target import load_target
+
+    with words_beside() as line:
+        line.say(f"capturing {target}", now=True)
+        loaded = load_target(target, options.mode, device="meta")
+        return plan_stages(loaded, replace(options, name=target, progress=progress(line)), memory_limit, stages)
 
 
 @young_garbage_only()

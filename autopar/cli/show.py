@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from autopar import report
-from autopar.cli.files import check_apart, check_writable, read_plan, write_text
+from autopar.cli.files import check_apart, check_writable, read_pipeline, read_plan, write_text
 from autopar.cli.terminal import columns, out
+from autopar.errors import UsageError
 from autopar.files import STANDARD
 from autopar.plan import Plan
 
@@ -23,6 +24,14 @@ def show(
     search: Annotated[bool, typer.Option("--search", help="print the phases of the search, and what each gained")] = False,
     json: Annotated[bool, typer.Option("--json", help="print the plan's JSON instead of its table")] = False,
 ) -> None:
+    pipeline = read_pipeline(plan)
+    if pipeline is not None:
+        if html or svg or trace or search:
+            raise UsageError(f"{plan} is a pipeline's plan, which is shown as a table so far", "drop --html, --svg, --trace and --search")
+        from autopar.report.pipeline import pipeline_summary
+
+        out(pipeline.to_json() if json else pipeline_summary(pipeline, columns()), end="" if json else "\n")
+        return
     files = {html: report.html, svg: report.svg, trace: report.chrome_trace}
     for one, other in combinations((html, svg, trace), 2):
         check_apart(one, other)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from autopar.cli.files import read_plan
+from autopar.cli.files import read_pipeline, read_plan
 from autopar.cli.terminal import Line, note, out, printing_aside
-from autopar.errors import VerificationError
+from autopar.errors import UsageError, VerificationError
 from autopar.seeds import check_seed
+
+if TYPE_CHECKING:
+    from autopar.verify import PipelineVerification
 
 
 def verify(
@@ -22,17 +25,27 @@ def verify(
     steps: Annotated[int, typer.Option(help="AdamW steps of a training plan", min=1)] = 10,
     seed: Annotated[int, typer.Option(help="of weights and inputs that have no values of their own")] = 0,
 ) -> None:
-    read = read_plan(plan)
+    pipeline = read_pipeline(plan)
+    read = read_plan(plan) if pipeline is None else None
+    if pipeline is not None and backend != "gloo":
+        raise UsageError("a pipeline is verified on real ranks so far", "leave --backend out")
     import torch
 
     from autopar.cli.target import load_target
+    from autopar.verify import Verification, verify_pipeline
     from autopar.verify import verify as run
 
     torch.set_num_threads(1)
     torch.manual_seed(check_seed(seed))
     with printing_aside(), Line() as line:
         line.say(f"loading {target}", now=True)
-        found = run(read, load_target(target, read.model.mode), backend=cast(Any, backend), steps=steps, seed=seed, progress=line.elapsed)
+        found: Verification | PipelineVerification
+        if read is not None:
+            found = run(
+                read, load_target(target, read.model.mode), backend=cast(Any, backend), steps=steps, seed=seed, progress=line.elapsed
+            )  # fmt: skip
+        elif pipeline is not None:
+            found = verify_pipeline(pipeline, load_target(target, "train"), steps=steps, seed=seed, progress=line.elapsed)
     out(json.dumps(found.to_json(), allow_nan=False) if json_ else found)
     if not found.passed:
         first, *more = found.problems

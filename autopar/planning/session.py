@@ -52,7 +52,7 @@ PlanWithin = Callable[[int, float], Planned]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class MeshCandidate:
     """What one search plans for.
 
     Args:
@@ -89,7 +89,7 @@ class PlanSession:
     loss: Callable[..., Any] | None = None
     capture_seconds: float = 0.0
     deadline: float = 0.0
-    shared: dict[tuple[int, Candidate], Shared] = field(default_factory=dict)
+    shared: dict[tuple[int, MeshCandidate], Shared] = field(default_factory=dict)
     results: list[SearchResult] = field(default_factory=list)
 
     @young_garbage_only()
@@ -169,16 +169,22 @@ class PlanSession:
         tried[number] = min(tried.get(number, found), found, key=lambda item: item.seconds)
         return tried[number]
 
-    def _candidates(self, graph: Graph, machines: Sequence[Machine]) -> Iterator[Candidate]:
+    def _candidates(self, graph: Graph, machines: Sequence[Machine]) -> Iterator[MeshCandidate]:
         for machine in machines:
             if self.options.inputs == "global":
-                yield Candidate(machine)
+                yield MeshCandidate(machine)
             else:
-                yield from (Candidate(machine, tuple(rows.items())) for rows in row_pins(graph, machine.mesh))
+                yield from (MeshCandidate(machine, tuple(rows.items())) for rows in row_pins(graph, machine.mesh))
 
     def _search(
-        self, graph: Graph, number: int, memory_limit: int, bounds: dict[Candidate, float], candidate: Candidate, allowance: Allowance
-    ) -> SearchResult:  # fmt: skip
+        self,
+        graph: Graph,
+        number: int,
+        memory_limit: int,
+        bounds: dict[MeshCandidate, float],
+        candidate: MeshCandidate,
+        allowance: Allowance,
+    ) -> SearchResult:
         """The best plan of a candidate; its bound is kept in ``bounds``, and infinity where it has no plan at all."""
         try:
             found = self._found(graph, number, memory_limit, candidate, allowance)
@@ -188,7 +194,7 @@ class PlanSession:
         bounds[candidate] = max(bounds[candidate], found.bound_seconds)
         return found
 
-    def _found(self, graph: Graph, number: int, memory_limit: int, candidate: Candidate, allowance: Allowance) -> SearchResult:
+    def _found(self, graph: Graph, number: int, memory_limit: int, candidate: MeshCandidate, allowance: Allowance) -> SearchResult:
         from autopar.search import Shared, find_plan  # for start-up time: imports the solvers
 
         options = self.options

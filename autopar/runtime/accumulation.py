@@ -41,38 +41,75 @@ def run_step(
     Returns:
         For each rank what is there at the end: gradients, and outputs added up.
     """
-    schedule = executable.schedule
-    graph, made = schedule.graph, schedule.graph.accumulation
-    scaled = graph.loss_gradient is not None and (isinstance(executable, Executable) or executable.weighted)
-    weights = Weights(schedule)
-    leaving = [value for output, value in schedule.outputs if output.kind == "output"]
-    gradients = [value for output, value in schedule.outputs if output.kind == "gradient"]
-    totals: list[Values] = []
-    sums: list[Values] = []
-    for number in range(made.microbatches):
-        last = number == made.microbatches - 1
+    step = MicrobatchedStep(executable, at, observed, draw=draw, trains=trains)
+    for number in range(executable.schedule.graph.microbatches):
         ranks = enter(number)
-        with random_step((this_step() if draw is None else draw) * made.microbatches + number), rows_in_reach(made):
-            executable.forward(ranks, observed)
-            weights.take(ranks)
-            if made.microbatches > 1:
-                found = [{name: held[name].clone() for name in leaving} for held in ranks]
-                totals = [_added(weights.now, *pair) for pair in zip(totals or [Values()] * len(ranks), found, strict=True)]
-                del found
-            if not trains or graph.mode != "train":
-                continue
-            for rank, held, mine in zip(at, ranks, sums or repeat(None, len(ranks)), strict=True):
-                held.update(_zeros(schedule, rank, held) if mine is None else mine)
-            sums = []
-            with loss_gradient(torch.as_tensor(weights.now, dtype=torch.float64) if scaled and made.microbatches > 1 else None):
-                executable.backward(ranks, observed, last=last)
-            if not last:
-                sums = [{name: held[name] for name in schedule.sums} for held in ranks]
-    for held, total in zip(ranks, totals, strict=False):
-        held.update({name: _times(value, weights.share) for name, value in total.items()})
-        for name in dict.fromkeys(gradients) if trains else ():
-            held[name] = _times(held[name], torch.as_tensor(weights.share).nan_to_num(1.0) if scaled else weights.now)
+        step.forward(number, ranks)
+        if step.trains:
+            step.backward(number, ranks)
+    step.finish(ranks)
     return ranks
+
+
+class MicrobatchedStep:
+    """Forward and backward of single microbatches, each in rising order; others may run between the two of one.
+
+    Args:
+        at, observed, draw, trains: see ``run_step``.
+        scaled: whether gradients come out of backward times the weight of their microbatch's loss; None where the graph itself says so. A
+            pipeline's stages receive them so from the one that has the loss.
+    """
+
+    def __init__(
+        self, executable: Executable | Graphs, at: Sequence[int], observed: list[Observed] | None = None, *,
+        draw: int | None = None, trains: bool = True, scaled: bool | None = None,
+    ) -> None:  # fmt: skip
+        schedule, graph = executable.schedule, executable.schedule.graph
+        self.executable, self.at, self.observed, self.draw = executable, at, observed, draw
+        self.made, self.trains = graph.accumulation, trains and graph.mode == "train"
+        self.begins = graph.loss_gradient is not None and (isinstance(executable, Executable) or executable.weighted)
+        self.scaled = self.begins if scaled is None else scaled
+        self.weights = Weights(schedule)
+        self.leaving = [value for output, value in schedule.outputs if output.kind == "output" and not output.is_sent]
+        self.gradients = dict.fromkeys(value for output, value in schedule.outputs if output.kind == "gradient")
+        self.totals: list[Values] = [Values() for _ in at]
+        self.sums: list[Values] | None = None
+
+    def forward(self, number: int, ranks: Sequence[Values]) -> None:
+        """Runs forward of a microbatch on what each hosted rank holds of it, and adds its outputs up."""
+        with self._within(number):
+            self.executable.forward(ranks, self.observed)
+        self.weights.take(number, ranks)
+        if self.made.microbatches > 1:
+            found = [{name: held[name].clone() for name in self.leaving} for held in ranks]
+            self.totals = [_added(self.weights.of[number], *pair) for pair in zip(self.totals, found, strict=True)]
+
+    def backward(self, number: int, ranks: Sequence[Values]) -> None:
+        """Runs backward of a microbatch on what forward left, and keeps the sums of gradients for the next one."""
+        schedule, weight, last = self.executable.schedule, self.weights.of.pop(number), number == self.made.microbatches - 1
+        for rank, held, mine in zip(self.at, ranks, self.sums or repeat(None, len(ranks)), strict=True):
+            held.update(_zeros(schedule, rank, held) if mine is None else mine)
+        self.sums = None
+        scale = torch.as_tensor(weight, dtype=torch.float64) if self.begins and self.made.microbatches > 1 else None
+        with self._within(number), loss_gradient(scale):
+            self.executable.backward(ranks, self.observed, last=last)
+        if not last:
+            self.sums = [{name: held[name] for name in schedule.sums} for held in ranks]
+
+    def finish(self, ranks: Sequence[Values]) -> None:
+        """Leaves the step's outputs and gradients among the values of the last microbatch."""
+        weights = self.weights
+        for held, total in zip(ranks, self.totals, strict=True):
+            held.update({name: _times(value, weights.share) for name, value in total.items()})
+            for name in self.gradients if self.trains else ():
+                held[name] = _times(held[name], torch.as_tensor(weights.share).nan_to_num(1.0) if self.scaled else weights.now)
+
+    @contextmanager
+    def _within(self, number: int) -> Iterator[None]:
+        """Within it what is drawn is of one microbatch, and rows out of reach are told of."""
+        step = (this_step() if self.draw is None else self.draw) * self.made.microbatches + number
+        with random_step(step), rows_in_reach(self.made):
+            yield
 
 
 class Weights:
@@ -86,21 +123,26 @@ class Weights:
         made = self.made = schedule.graph.accumulation
         self.divisor = next((value for output, value in schedule.outputs if made.divisor and output.name == DIVISOR), None)
         self.now: torch.Tensor | float = made.weight
-        """Of the microbatch that runs."""
+        """Of the last microbatch."""
+        self.of: dict[int, torch.Tensor | float] = {}
+        """Of the microbatches whose forward has run, and backward not."""
         self.share: torch.Tensor | float = 1.0
         """What is missing in the sum of those so far."""
         self._unit: torch.Tensor | float = 0.0
         self._sum: torch.Tensor | float = 0.0
 
-    def take(self, ranks: Sequence[Values]) -> None:
-        """The next microbatch's forward has run. One in which nothing counts weighs nothing, and its backward divides by one: nothing by
-        nothing would be no number."""
+    def take(self, number: int, ranks: Sequence[Values]) -> None:
+        """The forward of the next microbatch has run.
+
+        One in which nothing counts weighs nothing, and its backward divides by one: nothing by nothing would be no number.
+        """
+        self.of[number] = self.now
         if self.divisor is None:
             return
         found = ranks[0][self.divisor]
         before = torch.as_tensor(self._unit).to(found)
         self._sum, self._unit = self._sum + found, torch.where(before == 0, found, before)
-        self.now = torch.where(found == 0, found, found / self._unit * self.made.weight)
+        self.now = self.of[number] = torch.where(found == 0, found, found / self._unit * self.made.weight)
         self.share = self.made.microbatches * self._unit / self._sum
         for held in ranks:
             held[self.divisor] = torch.where(found == 0, torch.ones_like(found), found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from autopar.errors import MismatchError, UsageError
 from autopar.importer import Capture, capture, cut_call
 from autopar.importer.containers import Kind
+from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
 from autopar.recording import machine_of, replay
 from autopar.rows import Inputs, Outputs
@@ -309,7 +310,7 @@ def check_parameters(model: nn.Module, plan: Plan) -> None:
             raise MismatchError(f"parameter {name} is {shown[0]} in the model, {shown[1]} in the plan", hint)
 
 
-def check_torch(plan: Plan) -> None:
+def check_torch(plan: Plan | PipelinePlan) -> None:
     """Refuses a plan of another torch minor version: its operators may differ.
 
     Raises:
@@ -386,12 +387,24 @@ def device_mesh_of(mesh: Mesh, device: torch.device) -> DeviceMesh:
 def example_call(plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
     """Arguments of the planned shapes, without values, to capture the model with: (args, kwargs, loss_args)."""
     taken = {*plan.parameters, *plan.buffers}
-    with_gradient = {row.name for row in plan.gradients if row.name not in taken}
+    return example_of(plan.model.arguments, plan.inputs, {row.name for row in plan.gradients if row.name not in taken})
+
+
+def example_of(
+    arguments: Mapping[str, Any], inputs: Mapping[str, Any], with_gradient: Set[str] = frozenset()
+) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
+    """Arguments without values, as a call's record says it.
+
+    Args:
+        arguments: ``Graph.arguments``.
+        inputs: rows with ``shape`` and ``dtype`` by input name.
+        with_gradient: names of inputs that require grad.
+    """
 
     def build(tree: Any) -> Any:
         if is_leaf(tree):
             name = tree["tensor"]
-            row = plan.inputs[name]
+            row = inputs[name]
             tensor = torch.empty(row.shape, dtype=getattr(torch, row.dtype), device="meta")
             return tensor.requires_grad_(not with_gradient.isdisjoint((name, f"input:{name}")))
         if isinstance(tree, Mapping):
@@ -400,6 +413,5 @@ def example_call(plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any
             return tuple(build(child) for child in tree)
         return tree
 
-    arguments = plan.model.arguments
     args, loss_args = (tuple(build(item) for item in arguments.get(key, ())) for key in ("args", "loss_args"))
     return args, {key: build(item) for key, item in arguments.get("kwargs", {}).items()}, loss_args

@@ -102,6 +102,26 @@ def _group(members: tuple[int, ...]) -> dist.ProcessGroup:
     return created[members]
 
 
+Purpose = tuple[str, tuple[int, ...]]
+"""What a group is for, and its ranks in the world: two groups of the same ranks have different communicators."""
+_BY_PURPOSE: WeakKeyDictionary[dist.ProcessGroup, dict[Purpose, dist.ProcessGroup]] = WeakKeyDictionary()
+
+
+def create_in_turn(wanted: Sequence[Purpose]) -> dict[Purpose, dist.ProcessGroup]:
+    """Process groups that cross the meshes of stages. Collective over the world: all give the same list, and keep those they are in.
+
+    A group that its members make by themselves is named by how many they have made, which differs from stage to stage.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    created = _BY_PURPOSE.setdefault(world, {})
+    for purpose in dict.fromkeys(wanted):
+        if purpose not in created:
+            created[purpose] = new_group(list(purpose[1]), timeout=timeout_of(world))
+    rank = dist.get_rank()
+    return {purpose: created[purpose] for purpose in wanted if rank in purpose[1]}
+
+
 def create_process_groups(mesh: Mesh, wanted: Sequence[tuple[SubAxis, ...]], team: Team) -> dict[tuple[SubAxis, ...], dist.ProcessGroup]:
     """This rank's process group for each tuple of sub-axes. Collective: every rank of the mesh calls it with the same list."""
     assert len(team.members) == mesh.ranks

@@ -22,6 +22,7 @@ from autopar.runtime.agreement import everyones, hash_of
 from autopar.runtime.collectives import Observed
 from autopar.runtime.data import LocalBatches, LocalIndices, rows_of
 from autopar.runtime.forward_attributes import leave, put_back
+from autopar.runtime.groups import Team
 from autopar.runtime.held_weights import HeldWeights
 from autopar.runtime.parts import keep_within, told_of_weights
 from autopar.runtime.programs import Programs, input_of
@@ -140,7 +141,7 @@ class ShardedModule(WithinReplicas, OwnStates):
         locals_.update(step.constants)
         trains = differentiates and bool(trained)
         made = step, locals_, owners, [name for name, _ in trained], global_inputs, local_inputs, self._draw(step, trains), self._observed
-        call = Call(*made) if graph.microbatches == 1 else AccumulatedCall(*made, cut=step.enter_cut(cut))
+        call = self.make_call(made, step.enter_cut(cut))
         outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained)) if trains else call.forward(keep=False)
         self.__dict__.update(dropout_step=self.dropout_step + trains, other_calls=0 if trains else self.other_calls + 1, _left=step.left)
         leave(self.tree, step.left)
@@ -148,11 +149,20 @@ class ShardedModule(WithinReplicas, OwnStates):
         by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
         return step.call.result(by_name)
 
+    def make_call(self, made: tuple[Any, ...], cut: Mapping[str, Any]) -> Call:
+        """The call of a program: arguments of ``Call``, and this rank's parts of inputs that are cut."""
+        return Call(*made) if not cut and made[0].graph.microbatches == 1 else AccumulatedCall(*made, cut=cut)
+
+    @property
+    def team(self) -> Team:
+        """The processes that call the module together."""
+        return self.place.team
+
     def _agree_on_seed(self) -> None:
         """Takes the first rank's seed, unless one was set. Collective."""
         seed = torch.initial_seed()
         own = seed if self.dropout_seed is None else self.dropout_seed
-        self.__dict__.update(_seeded=seed, dropout_seed=everyones(own, self.place.team)[0])
+        self.__dict__.update(_seeded=seed, dropout_seed=everyones(own, self.team)[0])
 
     def _compare_inputs(self, step: Step, tensors: Mapping[str, torch.Tensor]) -> None:
         """Compares hashes of the plain inputs with those of the other ranks that pass the same part of them. Collective.
@@ -163,11 +173,11 @@ class ShardedModule(WithinReplicas, OwnStates):
         Raises:
             UsageError: another rank was given something else.
         """
-        team = self.place.team
+        team = self.team
         if len(team.members) == 1:
             return
-        given = ((item, input_of(tensors, item)) for item in step.given)
-        own = {item.name: (block_of(step, item, team.rank), hash_of(tensor)) for item, tensor in given if not isinstance(tensor, DTensor)}
+        given = ((item, tensor) for item, tensor in self.given_to(step, tensors) if not isinstance(tensor, DTensor))
+        own = {item.name: (block_of(step, item, team.rank), hash_of(tensor)) for item, tensor in given}
         for rank, theirs in enumerate(everyones(own, team)):
             same = {name: found for name, found in own.items() if name not in theirs or theirs[name][0] == found[0]}
             if theirs.keys() == own.keys() and all(theirs[name] == found for name, found in same.items()):
@@ -179,6 +189,10 @@ class ShardedModule(WithinReplicas, OwnStates):
                 raise UsageError(f"{where}; plain tensors are whole, the same on all ranks", hint)
             hint = "load rows by replica, not by rank: DistributedSampler(dataset, **module.replica)"
             raise UsageError(f"{where}; both hold the same part of it as planned", hint)
+
+    def given_to(self, step: Step, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[GraphInput, torch.Tensor]]:
+        """The inputs of a call with their tensors."""
+        return ((item, input_of(tensors, item)) for item in step.given)
 
     def _check_values(self) -> None:
         """Raises UsageError: weights that nobody has given values, or written to, since they were made without any."""
@@ -252,7 +266,7 @@ class ShardedModule(WithinReplicas, OwnStates):
                 f" {self.dropout_seed}; set module.dropout_seed, and module.dropout_step, on all ranks alike for another"
             )
             warnings.warn(text, LaterSeedWarning, stacklevel=6)
-        members, world = self.place.team.members, dist.get_world_size()
+        members, world = self.team.members, dist.get_world_size()
         number = SEEDS * (self.dropout_seed or 0) + self.dropout_step + (0 if trains else OTHER_CALLS * self.other_calls)
         return number if len(members) == world else number * world + min(members)
 

@@ -166,7 +166,7 @@ class Programs:
 
     @cached_property
     def _inputs(self) -> tuple[GraphInput, ...]:
-        return tuple(self.main.graph.of_kind("input"))
+        return self.main.given
 
     @cached_property
     def _planned(self) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -78,7 +78,7 @@ class Step:
     @cached_property
     def given(self) -> tuple[GraphInput, ...]:
         """The inputs of a call."""
-        return tuple(self.graph.of_kind("input"))
+        return tuple(item for item in self.graph.of_kind("input") if not item.is_received)
 
     @cached_property
     def leaving(self) -> tuple[tuple[GraphOutput, str], ...]:
@@ -422,8 +422,7 @@ class Call:
         early = self._run_backward(values, scale)
         if self.arrival is not None:
             self.arrival.get()  # long there; a rank that is gone is heard of within the step
-        reached = {tensor: not (led := self.step.tangents_of[tensor]) or not led.isdisjoint(asked) for tensor in self.trained}
-        wanted = [self.step.gradients[tensor] if reached[tensor] else None for tensor in self.trained]
+        wanted = [self.step.gradients[tensor] if self._is_reached(tensor, asked) else None for tensor in self.trained]
         found = self._own({value: values.pop(value) for value in wanted if value is not None}, wanted)
         if scale is not None and not early and (scale.device.type != "cpu" or scale.item() != 1.0):
             for local in found:
@@ -433,6 +432,11 @@ class Call:
             None if local is None or value is None else self._leave(tensor, value, local)
             for tensor, value, local in zip(self.trained, wanted, found, strict=True)
         ]
+
+    def _is_reached(self, tensor: str, asked: Set[str]) -> bool:
+        """Whether the gradient of a graph input comes of the tangents that backward is asked for."""
+        led = self.step.tangents_of[tensor]
+        return not led or not led.isdisjoint(asked)
 
     def _run_backward(self, values: Values, scale: torch.Tensor | None) -> bool:
         """Makes the gradients of ``values``; whether the gradient of the loss, ``scale``, is in them."""

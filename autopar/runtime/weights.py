@@ -122,13 +122,17 @@ def _copied(module: nn.Module, tensors: Mapping[int, torch.Tensor], done: dict[i
     return copied
 
 
-def shard_weights(model: nn.Module, specs: Mapping[str, ShardingSpec], place: Place) -> tuple[dict[int, torch.Tensor], set[int]]:
+def shard_weights(
+    model: nn.Module, specs: Mapping[str, ShardingSpec], place: Place, team: Team | None = None, left_out: Set[int] = frozenset()
+) -> tuple[dict[int, torch.Tensor], set[int]]:
     """A DTensor for each parameter and buffer, by the original's identity, and the identities still without values. Collective.
 
     Attributes that a user has set on a tensor (``no_weight_decay``), by which optimizers' groups are told, are those of its DTensor too.
 
     Args:
         specs: by any of a tensor's names; a tensor without one is replicated (the graph does not use it).
+        team: the processes that hold the model; those of the place when not given.
+        left_out: identities of tensors that this rank has no part of; where they have no values, they are among the empty ones.
 
     Raises:
         MismatchError: ranks hold models of other names, shapes or dtypes.
@@ -140,11 +144,17 @@ def shard_weights(model: nn.Module, specs: Mapping[str, ShardingSpec], place: Pl
         if name in specs or id(tensor) not in named:
             named[id(tensor)] = name
     held = {named[id(tensor)]: tensor for _, _, _, tensor in own_tensors(model)}
-    sources = find_sources(held, place.team)
+    team = team or place.team
+    sources = find_sources(held, team)
     for name, tensor in held.items():
         spec = specs.get(name, ShardingSpec.replicated(tensor.dim()))
+        whole = fetch(tensor, sources[name], team, place.device) if name in sources else tensor
+        if id(tensor) in left_out:
+            if has_no_values(whole):
+                empty.add(id(tensor))
+            continue
         if name in sources:
-            local = place.own_part(fetch(tensor, sources[name], place.team, place.device), spec)
+            local = place.own_part(whole, spec)
         elif has_no_values(tensor):
             empty.add(id(tensor))
             local = without_values(place.own_shape(tensor.shape, spec), tensor.dtype, place.device)
@@ -213,12 +223,14 @@ def _fill(module: nn.Module, model: nn.Module, init: Initialise, found: Mapping[
     for name, _, _, tensor in own_tensors(module):
         untouched = after[name].is_floating_point() and bool(after[name].isnan().all())
         if id(tensor) in empty and not untouched:
-            sharded = found[id(tensor)]
+            empty.discard(id(tensor))
+            sharded = found.get(id(tensor))
+            if sharded is None:
+                continue  # of another stage of a pipeline; drawn here too, so that numbers do not depend on the cut
             assert isinstance(sharded, DTensor)
             spec = from_placements(sharded.placements, sharded.dim(), place.mesh.sizes)
             with torch.no_grad():
                 sharded.to_local().copy_(local_part(after[name].detach(), spec, place.mesh, place.rank))
-            empty.discard(id(tensor))
 
 
 def as_placed(value: torch.Tensor, like: DTensor, name: str, place: Place) -> DTensor:

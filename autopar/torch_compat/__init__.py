@@ -3,6 +3,7 @@
 A torch release that moves one of them breaks ``tests/test_torch_compat.py`` by name, not a user's capture. Imports of private names are
 inside the functions, so that importing this package costs only torch itself.
 
+total_norms     the norm that gradients are clipped by, over the stages of a pipeline
 versions        the versions of torch that autopar was tested with
 tensors         fake tensors, trees of arguments, tensors of one's own, and what an operator's schema says
 tracing         joint traces of forward and backward, where their operators come from, and what stands in for operators
@@ -104,6 +105,7 @@ from autopar.torch_compat.tensors import (
     unflatten,
     wrapper_of,
 )
+from autopar.torch_compat.total_norms import join_total_norms
 from autopar.torch_compat.tracing import (
     ORIGIN,
     autocast_on_cpu,
@@ -145,14 +147,14 @@ __all__ = [
     "checkpoint_in_chunks", "children_of", "choose_rules", "convolve_in_whole", "copy_each", "cut_into", "detach_local_parts",
     "dispatch_mode", "draws", "dtensor_like", "fake_mode", "flatten_axes", "flatten_with_paths", "format_numbers", "forward_of",
     "functional_collectives", "gather_unequal_parts", "has_blocks", "has_unequal_parts", "hooks_of_copy", "in_whole", "is_fake",
-    "is_known_container", "is_operator", "is_reentrant_checkpoint", "is_view", "keeps_autograd_graph", "kept_modules", "lay_by_parts",
-    "leaves_of", "lie_as_before", "local_of", "make_orthogonal", "map_only", "map_tensors", "means_over_parts", "mixes_dtensors",
-    "must_be_reduced", "new_group", "noticed_checkpoints", "on_all", "origin_of", "pair_complex", "place_states", "profiler_records",
-    "real_tensors", "recorded_origins", "reduce_beside_numbers", "reduce_looked_up", "reduce_odd_parts", "reduce_parameters",
-    "reduce_partial", "reduce_scatter_single", "reduce_where_asked", "refuse_several_parts", "refused_collectives", "refused_ranks",
-    "replaced_function_apply", "replaced_module_hooks", "replaced_on_cpu", "replaced_operators", "replaced_transforms", "reshape_in_place",
-    "role", "runs_a_graph", "schema_of", "shard_beside_blocks", "shares_memory", "spec_of", "split_factor_of", "storage_key",
-    "strided_shard", "take_plain_in_backward", "teach_dtensors", "timeout_of", "trace_joint", "trace_operators", "traced_apart",
-    "traced_in_backward", "transforms_run", "uncompiled", "unflatten", "update_local_parts", "whole_of", "with_backward", "wrapper_of",
-    "write_through_views", "write_where_masked",
+    "is_known_container", "is_operator", "is_reentrant_checkpoint", "is_view", "join_total_norms", "keeps_autograd_graph", "kept_modules",
+    "lay_by_parts", "leaves_of", "lie_as_before", "local_of", "make_orthogonal", "map_only", "map_tensors", "means_over_parts",
+    "mixes_dtensors", "must_be_reduced", "new_group", "noticed_checkpoints", "on_all", "origin_of", "pair_complex", "place_states",
+    "profiler_records", "real_tensors", "recorded_origins", "reduce_beside_numbers", "reduce_looked_up", "reduce_odd_parts",
+    "reduce_parameters", "reduce_partial", "reduce_scatter_single", "reduce_where_asked", "refuse_several_parts", "refused_collectives",
+    "refused_ranks", "replaced_function_apply", "replaced_module_hooks", "replaced_on_cpu", "replaced_operators", "replaced_transforms",
+    "reshape_in_place", "role", "runs_a_graph", "schema_of", "shard_beside_blocks", "shares_memory", "spec_of", "split_factor_of",
+    "storage_key", "strided_shard", "take_plain_in_backward", "teach_dtensors", "timeout_of", "trace_joint", "trace_operators",
+    "traced_apart", "traced_in_backward", "transforms_run", "uncompiled", "unflatten", "update_local_parts", "whole_of", "with_backward",
+    "wrapper_of", "write_through_views", "write_where_masked",
 ]  # fmt: skip

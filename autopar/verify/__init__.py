@@ -3,6 +3,7 @@
 Outputs, every gradient, ten AdamW steps, the collectives executed against those planned, and memory measured against predicted.
 
 verifying      verify: both runs, then the comparison
+pipelines      verify_pipeline: the same of a pipeline, on real ranks
 comparison     errors and their tolerances; the Verification
 trials         the same steps on the plain model, on ranks, and on simulated ranks
 chance         what a model draws made constant, on one device as on ranks
@@ -14,6 +15,7 @@ live_memory    bytes of live tensors, operator by operator
 """
 
 from autopar.verify.comparison import Verification
+from autopar.verify.pipelines import PipelineVerification, verify_pipeline
 from autopar.verify.verifying import verify
 
-__all__ = ["Verification", "verify"]
+__all__ = ["PipelineVerification", "Verification", "verify", "verify_pipeline"]

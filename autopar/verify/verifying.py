@@ -57,7 +57,7 @@ def verify(
     def alone(_: int) -> tuple[Schedule, Mapping[str, torch.Tensor], Case, Trial]:
         captured, schedule = rebuild(model, plan, loss=parts.loss, example=(parts.args, parts.kwargs, parts.loss_args))
         case = make_case(captured.graph, model, parts, steps, seed, plan.model.optimizer)
-        return schedule, captured.constants, _without_model(case), run_single(case, progress)
+        return schedule, captured.constants, without_model(case), run_single(case, progress)
 
     schedule, constants, bare, single = run_ranks(alone, 1, alone=True)[0]
     case = Case(**{**vars(bare), "model": model, "loss": parts.loss})
@@ -98,7 +98,7 @@ def _in_float64(case: Case, schedule: Schedule, constants: Mapping[str, torch.Te
 
 
 def make_case(graph: Graph, model: torch.nn.Module, target: Target, steps: int, seed: int, optimizer: str) -> Case:
-    """The case of a target: inputs without values are filled from ``seed``."""
+    """What both sides of a comparison run: the target's call, with values where it has none."""
     trees = graph.arguments
     places = (("args", list(target.args)), ("kwargs", target.kwargs), ("loss_args", list(target.loss_args)))
     names = {id(tensor): name for key, value in places for name, tensor in leaves(trees[key], value)}
@@ -111,6 +111,6 @@ def make_case(graph: Graph, model: torch.nn.Module, target: Target, steps: int, 
     return Case(graph, model, args, kwargs, target.loss, loss_args, tangents, steps if graph.mode == "train" else 1, optimizer)
 
 
-def _without_model(case: Case) -> Case:
+def without_model(case: Case) -> Case:
     """What of the case goes between processes."""
     return Case(**{**vars(case), "model": None, "loss": None})

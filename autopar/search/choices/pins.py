@@ -85,8 +85,8 @@ def _targets(graph: Graph, name: str) -> list[tuple[str, str, str]]:
     """
     prefix, _, pattern = name.partition(":")
     known: dict[str, tuple[str, str, str]]
-    if prefix == "input" and pattern:
-        known = {i.name: ("input", i.tensor, i.tensor) for i in graph.of_kind("input")}
+    if prefix in ("input", "tangent") and pattern:
+        known = {i.name: ("input", i.tensor, i.tensor) for i in graph.of_kind(prefix)}
     elif prefix == "output" and pattern:
         known = {o.name: ("output", f"{OUTPUT}{n}", o.tensor) for n, o in enumerate(graph.outputs) if o.kind == "output"}
     elif prefix == "module" and pattern:

@@ -1,0 +1,13 @@
+"""Pipelines: stages cut from the model's graph, planned each as a graph of its own, and the timetable in which they run.
+
+cutting       the joint graph of one microbatch -> a graph for each stage, and what crosses between them
+timetable     one total order of the stages' actions, its text, and what makes it legal
+clock         seconds and bytes of a step, from each stage's schedule
+layer_tables  seconds and bytes of each layer in a plan of the whole graph
+planning      ``plan_pipeline``: a cut, a plan of each stage and a timetable, with a bound
+"""
+
+from autopar.pipeline.cutting import Boundary, Stages, cut_graph, find_units
+from autopar.pipeline.timetable import Action
+
+__all__ = ["Action", "Boundary", "Stages", "cut_graph", "find_units"]

@@ -1,0 +1,102 @@
+"""What each unit of the model takes and holds in a plan of the whole microbatch graph, for the solver that cuts the chain of units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from autopar.pipeline.cutting import find_units
+from autopar.schedule import Schedule, simulate
+from autopar.schedule.storages import entering, storage_bytes
+from cost_models import optimizer_bytes
+from solvers.pipeline import Mode
+
+
+@dataclass(frozen=True)
+class LayerTables:
+    """The chain of units (see ``find_units``), each with its ways to run: as planned, or forward a second time in backward."""
+
+    units: tuple[str, ...]
+    modes: tuple[tuple[Mode, ...], ...]
+
+
+def measure_layers(schedule: Schedule, optimizer: str) -> LayerTables:
+    """Seconds and bytes of each unit for one microbatch, on a rank.
+
+    Between the halves a unit holds what its operators made and backward reads. At rest it has its parameters, the sums of their gradients
+    and the optimizer's states.
+    """
+    graph, units = schedule.graph, find_units(schedule.graph)
+    starts = [0, *list(units.values())[1:], len(graph.ops)]
+    unit_of_op = {op.name: number for number, (begin, end) in enumerate(pairwise(starts)) for op in graph.ops[begin:end]}
+    modules: dict[str, int] = {}
+    for op in graph.ops:
+        if op.phase == "forward":
+            modules.setdefault(op.module, unit_of_op[op.name])
+    last = len(units) - 1
+    home = {op.name: unit_of_op[op.name] if op.phase == "forward" else modules.get(op.module, last) for op in graph.ops}
+    forward, backward = _seconds(schedule, home, last)
+    held, first = _held(schedule, home, len(units))
+    rest = _rest(schedule, optimizer, home, len(units))
+    modes = []
+    for number in range(len(units)):
+        plain = Mode(forward[number], backward[number], 0.0, held[number], rest[number])
+        again = Mode(forward[number], backward[number] + forward[number], 0.0, min(first[number], held[number]), rest[number])
+        modes.append((plain, again) if again.held < plain.held else (plain,))
+    return LayerTables(tuple(units), tuple(modes))
+
+
+def _seconds(schedule: Schedule, home: Mapping[str, int], last: int) -> tuple[list[float], list[float]]:
+    """Seconds of each unit in forward, and in backward, of a microbatch that reduces no gradients.
+
+    An operator counts from the end of the one before it: what operators stand still for is its own.
+    """
+    hardware, busy = schedule.machine.hardware, {half: [0.0] * (last + 1) for half in ("forward", "backward")}
+    items = [item for item in schedule.instructions if not item.microbatch]
+    before = 0.0
+    for slot in simulate(items, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps, issue=schedule.machine.issue_seconds):
+        item = slot.instruction
+        if item.kind == "run":
+            busy[item.half][home[schedule.operations[item.of].op.name]] += max(slot.end - before, 0.0)
+            before = max(before, slot.end)
+    return busy["forward"], busy["backward"]
+
+
+def _held(schedule: Schedule, home: Mapping[str, int], count: int) -> tuple[list[float], list[float]]:
+    """Bytes that each unit holds between the halves, and those of what it reads of units before."""
+    held, first = [0.0] * count, [0.0] * count
+    root, came = schedule.storage, entering(schedule)
+    maker: dict[str, int] = {}
+    wanted = {root[value] for item in schedule.instructions if item.half == "backward" for value in item.reads}
+    read: set[tuple[int, str]] = set()
+    for item in schedule.instructions:
+        if item.half != "forward":
+            continue
+        if item.kind == "run":
+            unit = home[schedule.operations[item.of].op.name]
+            for value in item.reads:
+                base = root[value]
+                if base in maker and maker[base] < unit and (unit, base) not in read:
+                    read.add((unit, base))
+                    first[unit] += storage_bytes(schedule, base)
+        else:
+            unit = max((maker.get(root[value], 0) for value in item.reads), default=0)
+        for value in item.writes:
+            base = root[value]
+            if base not in maker and base not in came and base in root.values():
+                maker[base] = unit
+                held[unit] += storage_bytes(schedule, base) if base in wanted else 0
+    return held, first
+
+
+def _rest(schedule: Schedule, optimizer: str, home: Mapping[str, int], count: int) -> list[float]:
+    graph, found = schedule.graph, [0.0] * count
+    for item in graph.of_kind("parameter"):
+        readers = [home[graph.ops[index].name] for index, _ in graph.consumers[item.tensor] if graph.ops[index].phase == "forward"]
+        tensor, size = graph.tensors[item.tensor], schedule.local_bytes(item.tensor)
+        steps = item.tensor in graph.stepped
+        states = optimizer_bytes(optimizer, size // (tensor.bytes // tensor.elements), tensor.dtype) if steps else 0
+        for unit in sorted(set(readers))[:1]:
+            found[unit] += size * (2 if steps else 1) + states
+    return found

@@ -1,0 +1,328 @@
+"""``plan_pipeline``: a cut, a plan of each stage, and a timetable, on one stage mesh; with a bound over all cuts and orders.
+
+1. The whole microbatch graph is planned on one stage mesh. Its layouts are those in which values cross. Its bound bounds every pipeline.
+2. The chain of units, with their seconds and bytes in that plan, is cut by ``solvers.pipeline`` within the memory limit.
+3. Each stage is planned as a graph of its own, under the limit that its microbatches in flight leave.
+4. With the stages' own figures the timetable is solved once more, and the chain is cut again with units scaled by them. The best is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from autopar.effort import DEFAULT_EFFORT, Effort
+from autopar.errors import InfeasibleError, UsageError
+from autopar.graph import DTYPE_BYTES, Graph
+from autopar.pipeline.clock import PipelineTimes, StageCosts, measure_stage, time_pipeline
+from autopar.pipeline.cutting import Stages, cut_graph
+from autopar.pipeline.layer_tables import LayerTables, measure_layers
+from autopar.pipeline.timetable import Action, read_order
+from autopar.schedule import Schedule
+from autopar.search import Progress, SearchResult, find_plan
+from autopar.sharding import ShardingSpec
+from cost_models import Machine, Mesh
+from solvers.pipeline import Mode, PipelineProblem, PipelineSolution, solve_pipeline
+
+AXIS = "pp"
+"""The mesh axis that stages lie along, the outermost."""
+MANY = 1 << 16
+"""Microbatches of the problem whose bound is that of one: what a step does once then counts for 1/65536 of a microbatch."""
+ROUNDS = 2
+"""Times that the chain is cut: the second knows what the stages of the first took."""
+SHRINKS = 4
+"""Limits tried for a stage that holds too much with its microbatches in flight, at most."""
+LONGEST_SECONDS, LEAST_SECONDS = 3600.0, 5.0
+"""Seconds that a search has where there is no deadline, and where it has passed: a pipeline needs a plan of each stage."""
+SOLVE_SECONDS = 5.0
+"""Work of the pipeline's solver for one cut, in units of about one CPU second."""
+
+
+@dataclass(frozen=True)
+class PipelineRequest:
+    """What is asked of a pipeline.
+
+    Args:
+        machine: all ranks; the outermost axis is ``pp``.
+        memory_limit: bytes per rank.
+        cut: the first module of each stage but the first; None to choose.
+        recompute: whether operators may run a second time in backward.
+        effort, seed, progress: of each search, see ``find_plan``.
+        deadline: when the searches end, of ``perf_counter``; None for no end.
+    """
+
+    machine: Machine
+    memory_limit: int
+    optimizer: str = "adamw"
+    cut: tuple[str, ...] | None = None
+    recompute: bool = True
+    effort: Effort = DEFAULT_EFFORT
+    seed: int = 0
+    deadline: float | None = None
+    progress: Progress | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of stages."""
+        return self.machine.mesh.sizes[0]
+
+    @property
+    def stage_machine(self) -> Machine:
+        """The ranks of one stage."""
+        axes = self.machine.mesh.axes[1:] or (("dp", 1),)
+        return replace(self.machine, mesh=Mesh(axes), _groups={}, _links={})
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """A planned pipeline.
+
+    Args:
+        stages: the cut graph.
+        found: the search of each stage.
+        costs: its figures.
+        order: the timetable.
+        times: the step over time.
+        transfer_seconds: of the largest value that crosses.
+        bound_seconds: no cut at the units, no plans of the stages on this mesh and no order of their actions takes less.
+    """
+
+    stages: Stages
+    cut: tuple[str, ...]
+    found: tuple[SearchResult, ...]
+    costs: tuple[StageCosts, ...]
+    order: tuple[Action, ...]
+    times: PipelineTimes
+    transfer_seconds: float
+    bound_seconds: float
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """What the ranks of each stage run."""
+        return tuple(one.schedule for one in self.found)
+
+    @property
+    def gap(self) -> float:
+        """(step - bound) / step."""
+        return (self.times.step - self.bound_seconds) / self.times.step if self.times.step else 0.0
+
+    @property
+    def peaks(self) -> tuple[int, ...]:
+        """Bytes at the peak of a rank of each stage."""
+        return tuple(cost.peak_with(flying) for cost, flying in zip(self.costs, self.times.in_flight, strict=True))
+
+
+def plan_pipeline(graph: Graph, asked: PipelineRequest) -> PipelineResult:
+    """The fastest pipeline found.
+
+    Args:
+        graph: of one microbatch.
+
+    Raises:
+        UsageError: a mesh without ``pp`` outermost, more stages than units, or a cut that the graph does not allow.
+        InfeasibleError: no pipeline found fits in memory.
+    """
+    if asked.machine.mesh.names[0] != AXIS:
+        raise UsageError(f"the mesh axis {AXIS} must be the outermost", f"write {AXIS} first, as in {AXIS}=2,dp=4")
+    return _Planner(graph, asked).plan()
+
+
+class _Planner:
+    def __init__(self, graph: Graph, asked: PipelineRequest) -> None:
+        self.graph, self.asked, self.machine = graph, asked, asked.stage_machine
+        self.microbatches = graph.microbatches
+        self.known: dict[tuple[str, tuple[tuple[str, str], ...], int], SearchResult] = {}
+        """Plans of stages by graph, pins and limit: equal stages share theirs."""
+
+    def plan(self) -> PipelineResult:
+        many = self.graph.accumulated(replace(self.graph.accumulation, microbatches=MANY, cut=()))
+        whole = self._search(many, {}, 1 << 62, recompute=False)
+        tables = measure_layers(whole.schedule, self.asked.optimizer)
+        if not self.asked.recompute:
+            tables = LayerTables(tables.units, tuple(modes[:1] for modes in tables.modes))
+        if len(tables.units) < self.asked.count:
+            some = ", ".join(tables.units[:5])
+            message = f"{self.asked.count} stages are asked for, and the model can be cut into {len(tables.units)} units: {some}"
+            raise UsageError(message, f"take fewer stages ({AXIS})")
+        best: PipelineResult | None = None
+        for _ in range(1 if self.asked.cut is not None else ROUNDS):
+            cut, in_flight = self._choose_cut(tables, whole.schedule)
+            made = self._plan_cut(cut, in_flight, whole.schedule)
+            if made is None or (best is not None and made.cut == best.cut):
+                break
+            if best is None or made.times.step < best.times.step:
+                best = made
+            tables = _scaled(tables, made)
+        if best is None:
+            raise InfeasibleError(f"no pipeline found fits in {self.asked.memory_limit} bytes a rank", "allow more memory, or more stages")
+        return replace(best, bound_seconds=min(self._bound(whole, best), best.times.step))
+
+    def _bound(self, whole: SearchResult, best: PipelineResult) -> float:
+        """Seconds that no pipeline takes less than: B4 of the bounds on cuts and orders, from one bound on a microbatch.
+
+        The stages' plans, one after another, are a plan of the whole graph on one stage mesh. So MANY times the stages' seconds, with what
+        they do once a step, are at least the bound of MANY microbatches. What is done once takes no pipeline that is better than the best
+        longer than its step in each stage. ``T >= S / (1 - (1 - 1/m)^p)``.
+        """
+        count, m = self.asked.count, self.microbatches
+        one = max(whole.bound_seconds - count * best.times.step, 0.0) / MANY
+        return one / (1.0 - (1.0 - 1.0 / m) ** count)
+
+    def _choose_cut(self, tables: LayerTables, schedule: Schedule) -> tuple[tuple[str, ...], Sequence[int]]:
+        """The cut, and how many microbatches each stage holds in flight."""
+        limit = float(self.asked.memory_limit)
+        transfer = self._transfer_seconds(schedule, [])
+        if self.asked.cut is not None:
+            stages = cut_graph(self.graph, self.asked.cut)
+            if len(stages.graphs) != self.asked.count:
+                message = f"{len(stages.graphs)} stages are named, {AXIS} is {self.asked.count}"
+                raise UsageError(message, "name the first module of each stage but the first")
+            return self.asked.cut, [min(self.asked.count - stage, self.microbatches) for stage in range(self.asked.count)]
+        problem = PipelineProblem(tables.modes, self.asked.count, self.microbatches, transfer=transfer, limit=limit)
+        solution = solve_pipeline(problem, work=SOLVE_SECONDS)
+        if solution.plan is None:
+            problem = replace(problem, limit=None)
+            solution = solve_pipeline(problem, work=SOLVE_SECONDS)
+        assert solution.plan is not None
+        ends, cut = 0, list[str]()
+        for layers in solution.plan.cut[:-1]:
+            ends += layers
+            cut.append(tables.units[ends])
+        return tuple(cut), _in_flight(solution)
+
+    def _plan_cut(self, cut: tuple[str, ...], in_flight: Sequence[int], whole: Schedule) -> PipelineResult | None:
+        """The pipeline of a cut; None where it does not fit in memory."""
+        stages = cut_graph(self.graph, cut)
+        specs = crossing_specs(stages, whole)
+        found, costs = list[SearchResult](), list[StageCosts]()
+        for stage, graph in enumerate(stages.graphs):
+            try:
+                result = self._plan_stage(graph, _pins(graph, specs) | _tied_pins(graph, stages, found), in_flight[stage])
+            except InfeasibleError:
+                return None
+            found.append(result)
+            costs.append(measure_stage(result.schedule, self.asked.optimizer))
+        transfer = self._transfer_seconds(whole, [_local_bytes(one.tensor, specs, whole) for one in stages.boundaries])
+        modes = tuple((Mode(one.forward, one.backward, 0.0, float(one.held), float(one.peak - one.held)),) for one in costs)
+        problem = PipelineProblem(modes, len(modes), self.microbatches, transfer=transfer, limit=float(self.asked.memory_limit))
+        solution = solve_pipeline(problem, work=SOLVE_SECONDS)
+        if solution.plan is None:
+            return None
+        order = read_order([" ".join(_numbered(line)) for line in solution.plan.orders])
+        times = time_pipeline(stages, costs, order, transfer)
+        return PipelineResult(stages, cut, tuple(found), tuple(costs), order, times, transfer, 0.0)
+
+    def _plan_stage(self, graph: Graph, pins: Mapping[str, str], in_flight: int) -> SearchResult:
+        """The plan of a stage that leaves room for the microbatches between their halves."""
+        limit = self.asked.memory_limit
+        for _ in range(SHRINKS):
+            result = self._search(graph, pins, limit, recompute=self.asked.recompute)
+            cost = measure_stage(result.schedule, self.asked.optimizer)
+            over = cost.peak_with(in_flight) - self.asked.memory_limit
+            if over <= 0:
+                return result
+            rest = cost.peak - result.memory.resting
+            share = max(1.0 - over / max(rest + (in_flight - 1) * cost.held, 1), 0.1)
+            limit = result.memory.resting + int(share * rest)
+        return result
+
+    def _search(self, graph: Graph, pins: Mapping[str, str], limit: int, *, recompute: bool) -> SearchResult:
+        key = graph.sha256, tuple(sorted(pins.items())), limit
+        if key not in self.known:
+            asked = self.asked
+            left = LONGEST_SECONDS if asked.deadline is None else max(asked.deadline - perf_counter(), LEAST_SECONDS)
+            self.known[key] = find_plan(
+                graph, self.machine, memory_bytes=limit, optimizer=asked.optimizer, constraints=pins, recompute=recompute,
+                baselines=False, time_limit=left, effort=asked.effort, seed=asked.seed, progress=asked.progress,
+            )  # fmt: skip
+        return self.known[key]
+
+    def _transfer_seconds(self, schedule: Schedule, crossing: Sequence[int]) -> float:
+        """Of the largest value that crosses, on one rank."""
+        whole = self.asked.machine
+        size = max(crossing, default=0)
+        return whole.collective_seconds("permute", size * self.asked.count, (whole.mesh.whole(0),)) if size else 0.0
+
+
+def crossing_specs(stages: Stages, whole: Schedule) -> dict[str, ShardingSpec]:
+    """The layout in which each value crosses: the smallest of those that the whole graph's plan makes or reads it in.
+
+    Partial sums are reduced before they cross, and each rank's part has the same size.
+    """
+    graph, sizes, found = whole.graph, whole.machine.mesh.sizes, dict[str, ShardingSpec]()
+    for boundary in stages.boundaries:
+        name, shape = boundary.tensor, graph.tensors[boundary.tensor].shape
+        maker = whole.operations[graph.producer[name].name]
+        offered = [maker.strategy.outputs[maker.op.outputs.index(name)]]
+        offered += [whole.operations[graph.ops[index].name].strategy.inputs[place] for index, place in graph.consumers[name]]
+        even = [spec for spec in offered if not spec.partial and not spec.blocks and spec.problem(shape, sizes) is None]
+        even = [spec for spec in even if spec.is_even(shape, sizes)]
+        found[name] = min(even, key=lambda spec: _elements(spec, shape, sizes), default=ShardingSpec.replicated(len(shape)))
+    return found
+
+
+def _elements(spec: ShardingSpec, shape: tuple[int, ...], sizes: Sequence[int]) -> int:
+    size = 1
+    for length in spec.local_shape(shape, sizes):
+        size *= length
+    return size
+
+
+def _local_bytes(name: str, specs: Mapping[str, ShardingSpec], schedule: Schedule) -> int:
+    tensor = schedule.graph.tensors[name]
+    return _elements(specs[name], tensor.shape, schedule.machine.mesh.sizes) * DTYPE_BYTES[tensor.dtype]
+
+
+def _pins(graph: Graph, specs: Mapping[str, ShardingSpec]) -> dict[str, str]:
+    """The layouts of what a stage receives and sends."""
+    found = {f"{item.kind}:{item.name}": str(specs[item.tensor]) for item in graph.inputs if item.is_received}
+    return found | {f"output:{output.name}": str(specs[output.tensor]) for output in graph.outputs if output.is_sent}
+
+
+def _tied_pins(graph: Graph, stages: Stages, found: Sequence[SearchResult]) -> dict[str, str]:
+    """Tied parameters lie as in the stage before that holds them, whose gradients theirs are added to."""
+    pins = {}
+    for item in graph.of_kind("parameter"):
+        earlier = [stage for stage in stages.tied.get(item.tensor, ()) if stage < len(found)]
+        if earlier:
+            schedule = found[earlier[0]].schedule
+            pins[item.name] = str(item.own_spec(schedule.specs[item.tensor], schedule.machine.mesh.sizes))
+    return pins
+
+
+def _scaled(tables: LayerTables, made: PipelineResult) -> LayerTables:
+    """The tables with each unit's seconds and bytes times what its stage took over what was expected of it."""
+    starts = [0, *(tables.units.index(name) for name in made.cut), len(tables.units)]
+    modes = list(tables.modes)
+    for stage, cost in enumerate(made.costs):
+        inside = range(starts[stage], starts[stage + 1])
+        plain = [tables.modes[unit][0] for unit in inside]
+        forward = cost.forward / max(sum(mode.forward for mode in plain), 1e-12)
+        backward = cost.backward / max(sum(mode.backward for mode in plain), 1e-12)
+        for unit in inside:
+            modes[unit] = tuple(replace(mode, forward=mode.forward * forward, backward=mode.backward * backward) for mode in modes[unit])
+    return LayerTables(tables.units, tuple(modes))
+
+
+def _in_flight(solution: PipelineSolution) -> list[int]:
+    assert solution.plan is not None
+    found = list[int]()
+    for line in solution.plan.orders:
+        flying = most = 0
+        for operation in line:
+            flying += 1 if operation.kind == "F" else -1
+            most = max(most, flying)
+        found.append(most)
+    return found
+
+
+def _numbered(line: Sequence[object]) -> list[str]:
+    """A stage's order with the microbatch of each action."""
+    seen: dict[str, int] = {}
+    words = []
+    for operation in line:
+        kind = str(operation)[0]
+        words.append(f"{kind}{seen.get(kind, 0)}")
+        seen[kind] = seen.get(kind, 0) + 1
+    return words

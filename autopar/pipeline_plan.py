@@ -1,0 +1,155 @@
+"""PipelinePlan: the JSON file of a pipeline, schema ``autopar.pipeline-plan/1``.
+
+A stage's plan is a whole ``autopar.plan/2`` document of the stage's own graph. What reads, checks and replays plans does so of stages too.
+Beside the stages stand the cut, what crosses, and the order of each stage's actions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PrivateAttr, ValidationError
+
+from autopar.display import render
+from autopar.errors import FileError
+from autopar.files import parse_json, write_whole
+from autopar.plan import Plan
+from autopar.rows import AccumulationPlan, Count, CreatedBy, Model, Objective, Row, Seconds, Shape
+
+PIPELINE_SCHEMA = "autopar.pipeline-plan/1"
+_AGAIN = "write the plan again with autopar plan -o"
+
+
+class CallInput(Row):
+    """An input of the call: the shape that one microbatch has of it."""
+
+    shape: Shape
+    dtype: str
+
+
+class BoundaryPlan(Row):
+    """A value that crosses in each microbatch, in the layout in which it does."""
+
+    tensor: str
+    from_stage: Count
+    to_stage: Count
+    spec: str
+    bytes_per_rank: Count
+
+
+class StagePlan(Row):
+    """One stage.
+
+    Args:
+        first_module: where it begins; empty for the first stage.
+        order: its actions, ``F0`` for forward of microbatch 0, ``B0`` for its backward.
+        forward_seconds, backward_seconds: of one microbatch.
+        last_backward_seconds: of the last microbatch, whose backward reduces gradients.
+        held_bytes_per_rank: of one microbatch between its halves.
+        in_flight: microbatches that it holds at once, at most.
+        plan: of the stage's graph on the stage's ranks, for one microbatch in flight.
+    """
+
+    first_module: str
+    order: str
+    forward_seconds: Seconds
+    backward_seconds: Seconds
+    last_backward_seconds: Seconds
+    optimizer_seconds: Seconds
+    busy_seconds: Seconds
+    held_bytes_per_rank: Count
+    peak_memory_bytes_per_rank: Count
+    in_flight: Annotated[int, Field(ge=1)]
+    plan: Plan
+
+
+class PipelinePlan(Row):
+    """A whole pipeline. Values, never changed."""
+
+    schema_: Literal["autopar.pipeline-plan/1"] = Field("autopar.pipeline-plan/1", alias="schema")
+    created_by: CreatedBy
+    model: Model
+    hardware: dict[str, Any]
+    mesh: dict[str, Annotated[int, Field(ge=1, lt=2**31)]]
+    microbatches: Annotated[int, Field(ge=1)]
+    accumulation: AccumulationPlan | None = None
+    memory_limit_bytes_per_rank: Count
+    pins: dict[str, str] = Field(default_factory=dict)
+    objective: Objective
+    transfer_seconds: Seconds
+    inputs: dict[str, CallInput]
+    boundaries: tuple[BoundaryPlan, ...]
+    tied: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    stages: Annotated[tuple[StagePlan, ...], Field(min_length=1)]
+
+    _loss: Callable[..., Any] | None = PrivateAttr(None)
+
+    @property
+    def loss(self) -> Callable[..., Any] | None:
+        """The loss it was made with in this process; not in the file, since it is code."""
+        return self._loss
+
+    def remember_loss(self, loss: Callable[..., Any] | None) -> None:
+        """Keeps the loss for ``compile_pipeline``."""
+        self._loss = loss
+
+    @property
+    def cut(self) -> tuple[str, ...]:
+        """The first module of each stage but the first."""
+        return tuple(stage.first_module for stage in self.stages[1:])
+
+    @property
+    def peak_memory_bytes_per_rank(self) -> int:
+        """Of the fullest stage."""
+        return max(stage.peak_memory_bytes_per_rank for stage in self.stages)
+
+    def model_names(self) -> frozenset[str]:
+        """The names of all parameters and buffers, those of tied ones too."""
+        rows = [(name, row) for stage in self.stages for name, row in stage.plan.parameters.items()]
+        found = {name for name, _ in rows} | {other for _, row in rows for other in row.aliases or ()}
+        return frozenset(found | {name for stage in self.stages for name in stage.plan.buffers})
+
+    def to_json(self) -> str:
+        """The file's text: a stage's plan one row a line, as in its own file."""
+        data = self.model_dump(by_alias=True, exclude_none=True, exclude={"stages"})
+        stages = []
+        for stage in self.stages:
+            facts = json.dumps(stage.model_dump(exclude={"plan"}), allow_nan=False, ensure_ascii=False)
+            stages.append(f'{facts[:-1]}, "plan": {stage.plan.to_json().rstrip()}}}')
+        rows = [f" {json.dumps(key)}: {json.dumps(value, allow_nan=False, ensure_ascii=False)}" for key, value in data.items()]
+        return "{\n" + ",\n".join([*rows, ' "stages": [\n' + ",\n".join(stages) + "\n ]"]) + "\n}\n"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file whole or not at all. Raises FileError: the folder does not exist or cannot be written."""
+        write_whole(path, self.to_json())
+
+    @staticmethod
+    def from_json(text: str, name: str = "the pipeline's plan") -> PipelinePlan:
+        """Reads a plan from text; ``name`` is what errors call it.
+
+        Raises:
+            FileError: naming the place that is truncated, of another schema or of the wrong type.
+        """
+        data = parse_json(text, name, _AGAIN)
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if schema != PIPELINE_SCHEMA:
+            found = f"the schema {schema!r}" if schema is not None else "no schema"
+            raise FileError(f"{name} has {found}, a pipeline's plan has {PIPELINE_SCHEMA!r}", "give a file of autopar plan --mesh pp=...")
+        try:
+            return PipelinePlan.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise FileError(f"{name} is not a pipeline's plan: {place}: {first['msg']}", f"undo the edit, or {_AGAIN}") from error
+
+    def __str__(self) -> str:
+        return render("PipelinePlan.__str__", self)
+
+    def __repr__(self) -> str:
+        """On one line; ``print(plan)`` shows the table of stages."""
+        mesh = ",".join(f"{name}={size}" for name, size in self.mesh.items())
+        figures = f"{self.objective.seconds:.4g} s, gap {100 * self.objective.gap:.2g} %"
+        return f"<PipelinePlan of {self.model.target} on {mesh} of {self.hardware.get('name')}: {figures}>"

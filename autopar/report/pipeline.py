@@ -1,0 +1,53 @@
+"""A pipeline's plan as text: the step and its bound, then a row a stage."""
+
+from __future__ import annotations
+
+from autopar.pipeline_plan import PipelinePlan
+from autopar.report import units
+from autopar.report.tables import Table
+
+
+def pipeline_summary(plan: PipelinePlan, columns: int | None = None) -> str:
+    """What ``print(plan)`` and ``autopar show`` print; ``columns`` is the width of the terminal."""
+    return "\n\n".join("\n".join(table.lines(columns)) for table in (_overview(plan), _stages(plan)))
+
+
+def _overview(plan: PipelinePlan) -> Table:
+    step, bound = plan.objective.seconds, plan.objective.bound_seconds
+    mesh = ",".join(f"{name}={size}" for name, size in plan.mesh.items())
+    crossing = max((row.bytes_per_rank for row in plan.boundaries), default=0)
+    limit = units.size(plan.memory_limit_bytes_per_rank)
+    rows = [
+        ("model", f"{plan.model.target}, {plan.model.mode}, {plan.model.optimizer}, {plan.microbatches} microbatches"),
+        ("mesh", f"{mesh} of {plan.hardware.get('name')}"),
+        ("step", units.seconds(step)),
+        ("bound", f"{units.seconds(bound)}, gap {100 * plan.objective.gap:.1f} %, over all cuts, stage plans and orders on this mesh"),
+        ("memory", f"{units.size(plan.peak_memory_bytes_per_rank)} in the fullest stage, of {limit} per rank"),
+        ("crossing", f"{units.size(crossing)} per rank and microbatch, {units.seconds(plan.transfer_seconds)}"),
+    ]
+    if plan.tied:
+        rows.append(("tied", "; ".join(f"{name} in stages {', '.join(map(str, at))}" for name, at in plan.tied.items())))
+    return Table(("", "pipeline"), tuple(rows))
+
+
+def _stages(plan: PipelinePlan) -> Table:
+    step = plan.objective.seconds
+    rows = []
+    for number, stage in enumerate(plan.stages):
+        parameters = sum(_elements(row.shape) for row in stage.plan.parameters.values())
+        rows.append(
+            (
+                str(number), stage.first_module or "the beginning", f"{parameters:,}", units.seconds(stage.forward_seconds),
+                units.seconds(stage.backward_seconds), str(stage.in_flight), units.size(stage.peak_memory_bytes_per_rank),
+                f"{100 * (1 - stage.busy_seconds / step):.0f} %" if step else "",
+            )
+        )  # fmt: skip
+    header = ("stage", "begins with", "parameters", "forward", "backward", "in flight", "memory", "idle")
+    return Table(header, tuple(rows), frozenset(header) - {"begins with"})
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    found = 1
+    for length in shape:
+        found *= length
+    return found

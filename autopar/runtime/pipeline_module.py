@@ -1,0 +1,311 @@
+"""A pipeline's module on one rank: the parameters of its stage under the model's own names, and a call that runs the whole step.
+
+Each rank is given the whole batch, and reads what its stage reads. The call returns the loss on every rank. ``loss.backward()`` hands out
+gradients that are already there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from autopar.errors import MismatchError, UsageError
+from autopar.graph import Graph, GraphInput, GraphOutput
+from autopar.importer import Capture, capture
+from autopar.pipeline import Action, Stages
+from autopar.pipeline_plan import PipelinePlan
+from autopar.recording.pipelines import ReplayedPipeline, replay_pipeline
+from autopar.runtime.accumulation import AccumulatedCall
+from autopar.runtime.agreement import everyones, together
+from autopar.runtime.calls import CallTree
+from autopar.runtime.collectives import Values
+from autopar.runtime.compiling import bind_step, check_torch, example_of, find_device, own_constants, start_process_group
+from autopar.runtime.execution import Executable
+from autopar.runtime.groups import Team, team_of
+from autopar.runtime.module import ShardedModule
+from autopar.runtime.pipeline_mail import Groups, ProcessMail, Ranks, create_groups
+from autopar.runtime.pipelines import StageRun, starts_scaled
+from autopar.runtime.programs import Programs, whole_shape
+from autopar.runtime.settings import Settings, held_by
+from autopar.runtime.steps import Call, Saved, Step
+from autopar.runtime.weights import Initialise, Place, copy_tree, initialise, own_tensors, shard_weights
+from autopar.seeds import check_seed
+from autopar.torch_compat import forward_of, join_total_norms
+from cost_models import Mesh
+
+LOSS = GraphOutput("loss", "output", "loss")
+
+
+@dataclass(frozen=True)
+class Running:
+    """What a step of a pipeline needs on this rank beside the stage's program.
+
+    Args:
+        whole: the graph before it was cut.
+    """
+
+    whole: Graph
+    stages: Stages
+    order: tuple[Action, ...]
+    ranks: Ranks
+    mail: ProcessMail
+    groups: Groups
+
+    @property
+    def last(self) -> int:
+        """The stage that makes the loss."""
+        return next(number for number, graph in enumerate(self.stages.graphs) if graph.loss is not None)
+
+    @cached_property
+    def mine(self) -> tuple[tuple[int, Action], ...]:
+        """This stage's actions with their places in the total order."""
+        return tuple((place, action) for place, action in enumerate(self.order) if action.stage == self.ranks.stage)
+
+
+class PipelineCall(AccumulatedCall):
+    """A call of a pipeline: all of the step runs in its forward."""
+
+    def __init__(self, *rest: Any, cut: Mapping[str, Callable[[int], Tensor]], running: Running) -> None:
+        super().__init__(*rest, cut=cut)
+        self.running = running
+        self.leaving, self.tangents, self.names = ((LOSS, LOSS.name),), {}, [LOSS.name]
+
+    def forward(self, *, keep: bool) -> tuple[Tensor, ...]:
+        """The loss; with gradients, all of the step but the optimizer's part is done then."""
+        running, executable = self.running, self.step.executable
+        assert isinstance(executable, Executable)
+
+        def enter(number: int) -> list[Values]:
+            return [{**self.locals, **{name: part(number) for name, part in self.cut.items()}}]
+
+        run = StageRun(
+            running.stages, running.ranks.stage, executable, enter, running.mail,
+            scaled=starts_scaled(running.stages), draw=self.number, observed=self.observed,
+        )  # fmt: skip
+        for index, (place, action) in enumerate(running.mine):
+            for _, ahead in running.mine[index : index + 2]:
+                running.mail.post(ahead)
+            running.mail.settle(place)
+            run.run(action.half, action.microbatch)
+        running.mail.settle(len(running.order))
+        (values,) = run.finish()
+        for tensor, group in running.groups.tied.items():
+            value = self.step.gradients[tensor]
+            values[value] = values[value].contiguous()
+            dist.all_reduce(values[value], group=group)
+        loss = self._loss(values)
+        self.saved = Saved({value: values[value] for value in self.step.gradients.values()}, {})
+        return (loss,)
+
+    def _loss(self, values: Values) -> Tensor:
+        """The loss of the last stage. Collective over the stages."""
+        running = self.running
+        tensor = running.whole.tensors[running.whole.outputs[running.whole.loss or 0].tensor]
+        if running.ranks.stage == running.last:
+            found = next(values[value] for output, value in self.step.leaving if output.name == LOSS.name)
+            loss = found.detach().clone().contiguous()
+        else:
+            loss = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.step.place.device)
+        dist.broadcast(loss, running.ranks.at(running.last), group=running.groups.across)
+        return loss
+
+    def _is_reached(self, tensor: str, asked: Any) -> bool:
+        return True
+
+    def backward(self, gradients: Sequence[Tensor | None], *, keep: bool) -> list[Tensor | None]:
+        """The gradients. Where the loss was scaled and a stage's gradients overflow, those of all stages do: each would decide for itself
+        whether to skip the step."""
+        found = super().backward(gradients, keep=keep)
+        scale = next((one for one in gradients if one is not None), None)
+        if scale is not None and bool((scale != 1).any()):
+            overflow = torch.zeros((), device=self.step.place.device)
+            for gradient in found:
+                if gradient is not None:
+                    local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+                    overflow = overflow.maximum((~local.isfinite().all()).to(overflow))
+            dist.all_reduce(overflow, dist.ReduceOp.MAX, group=self.running.groups.across)
+            if overflow.item():
+                for gradient in found:
+                    if gradient is not None:
+                        gradient.fill_(float("inf"))
+        return found
+
+
+class PipelinePrograms(Programs):
+    """The one program of a pipeline: training on the planned shapes."""
+
+    whole: Graph
+
+    def find(self, parts: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Step, dict[str, Tensor]]:
+        """The step, and the call's tensors. All ranks look at all inputs, so all refuse alike.
+
+        Raises:
+            UsageError: evaluation, a call without gradients, or another shape or dtype than planned.
+        """
+        tensors = self.main.call.tensors(args, kwargs)
+        hint = "evaluate with a plan without pp: the state dict's names are the same"
+        if not all(part.training for part in parts) or not torch.is_grad_enabled():
+            raise UsageError("a pipeline runs training steps alone so far: evaluation and calls without gradients are not there yet", hint)
+        for item in self.whole.of_kind("input"):
+            tensor, planned = tensors[item.name], self.whole.tensors[item.tensor]
+            shape, dtype = whole_shape(self.whole, item), str(tensor.dtype).removeprefix("torch.")
+            if tuple(tensor.shape) != shape or dtype != planned.dtype:
+                message = f"input {item.name} is {dtype} {list(tensor.shape)}, the pipeline was planned for {planned.dtype} {list(shape)}"
+                raise UsageError(message, "pad the batch, or plan again for this shape")
+        return self.main, tensors
+
+
+class PipelineModule(ShardedModule):
+    """A compiled pipeline on this rank. Parameters of other stages are absent: ``None`` in their modules.
+
+    ``torch.nn.utils.clip_grad_norm_`` clips by the norm over all stages; a tied weight counts once.
+    """
+
+    running: Running
+
+    def __init__(self, tree: nn.Module, programs: Programs, plan: PipelinePlan, empty: set[str], running: Running) -> None:
+        self.__dict__["running"] = running
+        super().__init__(tree, programs, plan, empty)
+        join_total_norms(self, weakref.WeakMethod(self.join_norms))
+
+    @property
+    def team(self) -> Team:
+        return self.running.ranks.team
+
+    def make_call(self, made: tuple[Any, ...], cut: Mapping[str, Any]) -> Call:
+        return PipelineCall(*made, cut=cut, running=self.running)
+
+    def given_to(self, step: Step, tensors: Mapping[str, Tensor]) -> Iterator[tuple[GraphInput, Tensor]]:
+        """Every input of the call, so that all stages compare the same."""
+        return ((item, tensors[item.name]) for item in self.running.whole.of_kind("input"))
+
+    def load_state_dict(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Takes a state dict of this stage, or of the whole model: names of other stages are passed over."""
+        own = set(self.tree.state_dict())
+        others = {name for name in self.plan.model_names() if name not in own} if isinstance(self.plan, PipelinePlan) else set()
+        return super().load_state_dict({name: value for name, value in state.items() if name not in others}, *args, **kwargs)
+
+    def join_norms(self, tensors: Sequence[Tensor], norm_of: Callable[[Sequence[Tensor]], Tensor], norm_type: float) -> Tensor | None:
+        """The norm of all stages' gradients; None where the tensors are none of this module's gradients. Collective over the stages.
+
+        Args:
+            norm_of: the norm of this stage's.
+        """
+        held = {id(parameter.grad): name for name, parameter in self.named_parameters() if parameter.grad is not None}
+        if not any(id(tensor) in held for tensor in tensors):
+            return None
+        stages, stage = self.running.stages, self.running.ranks.stage
+        later = {item.name for item in self.step.graph.inputs if stage in stages.tied.get(item.tensor, ())[1:]}
+        counted = [tensor for tensor in tensors if held.get(id(tensor)) not in later]
+        own = norm_of(counted) if counted else torch.zeros((), device=self.place.device)
+        local = own.full_tensor() if hasattr(own, "full_tensor") else own
+        local = local.detach().to(torch.float64)
+        if norm_type == float("inf"):
+            dist.all_reduce(local, dist.ReduceOp.MAX, group=self.running.groups.across)
+            return local.to(own.dtype)
+        total = local**norm_type
+        dist.all_reduce(total, group=self.running.groups.across)
+        return (total ** (1.0 / norm_type)).to(own.dtype)
+
+    def extra_repr(self) -> str:
+        return f"stage={self.running.ranks.stage} of {len(self.running.stages.graphs)}, {super().extra_repr()}"
+
+
+def compile_pipeline(
+    model: nn.Module, plan: PipelinePlan, *, loss: Callable[..., Any] | None = None, device: str | torch.device | None = None,
+    init: Initialise | None = None, seed: int = 0, dropout: bool = True,
+) -> PipelineModule:  # fmt: skip
+    """The model as a pipeline's plan cuts and splits it, on this rank. Every rank calls it.
+
+    Args:
+        model: the whole model that was planned; loaded weights are kept. Weights on meta are drawn as without a pipeline.
+        loss: the loss it was planned with.
+        device, init, seed: as for ``compile_plan``.
+        dropout: see ``compile_schedule``.
+
+    Raises:
+        MismatchError: the plan was made for another model, mesh or torch. UsageError: a stage in which nothing trains.
+    """
+    check_seed(seed)
+    check_torch(plan)
+    mesh = Mesh(tuple(plan.mesh.items()) if len(plan.mesh) > 1 else (*plan.mesh.items(), ("dp", 1)))
+    start_process_group(mesh)
+    where, team = find_device(device, model), team_of(None)
+    loss = loss or plan.loss
+    if len(set(everyones(hash(plan.to_json()), team))) > 1 and len({*everyones(plan.objective.seconds, team)}) > 1:
+        raise MismatchError("ranks hold different plans", "give every rank the same plan file")
+
+    captured, replayed = together(lambda: capture_pipeline(model, plan, loss), team)
+    whole_mesh = dist.device_mesh.init_device_mesh(where.type, mesh.sizes, mesh_dim_names=mesh.names)
+    ranks = Ranks(team, mesh.sizes[0])
+    groups = create_groups(replayed.stages, ranks)
+    schedule = replayed.schedules[ranks.stage]
+    part = whole_mesh[mesh.names[1:]]
+    place = Place(schedule.machine.mesh, part, team_of(part), where)
+    step = bind_step(
+        schedule, own_constants(schedule, captured.constants, place),
+        CallTree(captured.graph.arguments, forward_of(model), loss), place, "global", dropout, "eager",
+    )  # fmt: skip
+    graph = schedule.graph
+    if not graph.stepped:
+        raise UsageError(f"nothing trains in stage {ranks.stage}", "cut the model so that each stage has a parameter that trains")
+    running = Running(
+        replayed.graph, replayed.stages, replayed.order, ranks,
+        ProcessMail(replayed.stages, schedule, replayed.order, ranks, groups.pairs, where), groups,
+    )  # fmt: skip
+    tree, still = _place_weights(model, graph, schedule, place, team, init, seed)
+    programs = PipelinePrograms(step, tuple(part.training for part in tree.modules()), loss, optimizer=plan.model.optimizer)
+    programs.whole = replayed.graph
+    module = PipelineModule(tree, programs, plan, still, running)
+    programs.settings = Settings(module.parts, held_by(loss, model))
+    return module
+
+
+def capture_pipeline(model: nn.Module, plan: PipelinePlan, loss: Callable[..., Any] | None) -> tuple[Capture, ReplayedPipeline]:
+    """The model's graph of one microbatch, and the plan's stages of it.
+
+    Raises:
+        MismatchError: a loss is lacking, or the plan is not for this model.
+    """
+    args, kwargs, loss_args = example_of(plan.model.arguments, plan.inputs)
+    if loss is None and loss_args:
+        message = f"the plan was made with a loss that takes {len(loss_args)} arguments, none is given"
+        raise MismatchError(message, "pass the loss that the model was planned with: compile_pipeline(model, plan, loss=...)")
+    rows = [row for stage in plan.stages for row in stage.plan.parameters.items()]
+    plain = {name: frozenset(range(len(row.shape))) for name, row in rows if row.blocks is None}
+    captured = capture(
+        model, args, kwargs, mode="train", loss=loss, loss_args=loss_args,
+        compute_dtype=plan.model.arguments.get("compute_dtype"), plain=plain,
+    )  # fmt: skip
+    return captured, replay_pipeline(plan, captured.graph)
+
+
+def _place_weights(
+    model: nn.Module, graph: Graph, schedule: Any, place: Place, team: Team, init: Initialise | None, seed: int
+) -> tuple[nn.Module, set[str]]:  # fmt: skip
+    """The model's tree with this stage's weights; the others are None."""
+    specs = {
+        item.name: item.own_spec(schedule.specs[item.tensor], place.mesh.sizes)
+        for item in graph.inputs if item.kind in ("parameter", "buffer")
+    }  # fmt: skip
+    named = {name: tensor for name, _, _, tensor in own_tensors(model)}
+    mine = {id(named[name]) for name in specs}
+    others = {id(tensor) for tensor in named.values() if isinstance(tensor, nn.Parameter)} - mine
+    sharded, empty = shard_weights(model, specs, place, team, others)
+    initialise(model, sharded, empty, init, seed, place)
+    still = {name for name, tensor in named.items() if id(tensor) in empty and id(tensor) not in others}
+    absent = {key: torch.empty(0) for key in others}
+    tree = copy_tree(model, {**sharded, **absent})
+    placeholders = {id(tensor) for tensor in absent.values()}
+    for part in tree.modules():
+        for name, tensor in part._parameters.items():
+            if id(tensor) in placeholders:
+                part._parameters[name] = None
+    return tree, still

@@ -1,0 +1,159 @@
+"""A pipeline's step: the stages' actions in one total order, each on the ranks of its stage that this process hosts.
+
+An action is forward or backward of one microbatch in one stage. What crosses to another stage is sent when the action is over, and is
+received when the reading action begins. Gradients of tied weights are summed over their stages at the end of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from autopar.graph import Graph, Phase
+from autopar.pipeline import Action, Boundary, Stages
+from autopar.runtime.accumulation import MicrobatchedStep
+from autopar.runtime.backends import LockstepRanks
+from autopar.runtime.collectives import Observed, Values
+from autopar.runtime.execution import Executable, bind
+from autopar.runtime.placement import gather
+from autopar.runtime.simulation import Parts, entering, scatter_all
+from autopar.schedule import Schedule
+
+
+class Mail(Protocol):
+    """Brings tensors from the ranks of one stage to those of another, rank by rank."""
+
+    def send(self, boundary: Boundary, microbatch: int, parts: Sequence[Tensor]) -> None:
+        """Hands over the parts of the hosted ranks; they are not written to any more."""
+
+    def receive(self, boundary: Boundary, microbatch: int) -> Sequence[Tensor]:
+        """The parts that the hosted ranks are sent."""
+
+
+class InProcessMail:
+    """All stages are in this process."""
+
+    def __init__(self) -> None:
+        self.boxes: dict[tuple[Boundary, int], Sequence[Tensor]] = {}
+
+    def send(self, boundary: Boundary, microbatch: int, parts: Sequence[Tensor]) -> None:
+        self.boxes[boundary, microbatch] = [part.clone() for part in parts]
+
+    def receive(self, boundary: Boundary, microbatch: int) -> Sequence[Tensor]:
+        return self.boxes.pop((boundary, microbatch))
+
+
+class StageRun:
+    """One stage's part of a step, on the ranks that its backend hosts.
+
+    Args:
+        stages: of the whole pipeline.
+        enter: the local parts of a microbatch's graph inputs, but for what is received, of each hosted rank.
+        scaled: whether gradients leave the last stage times the weight of their microbatch's loss.
+    """
+
+    def __init__(
+        self, stages: Stages, stage: int, executable: Executable, enter: Callable[[int], Sequence[Values]], mail: Mail, *,
+        scaled: bool, draw: int | None = None, observed: list[Observed] | None = None,
+    ) -> None:  # fmt: skip
+        self.stages, self.stage, self.enter, self.mail = stages, stage, enter, mail
+        self.step = MicrobatchedStep(executable, executable.backend.ranks, observed, draw=draw, scaled=scaled)
+        self.executable = executable
+        self.sent = {output.tensor: value for output, value in executable.schedule.outputs}
+        self.in_flight: dict[int, Sequence[Values]] = {}
+
+    def run(self, half: Phase, microbatch: int) -> None:
+        """Receives, computes and sends."""
+        ranks = self.enter(microbatch) if half == "forward" else self.in_flight.pop(microbatch)
+        for boundary in self.stages.received(self.stage, half):
+            for held, part in zip(ranks, self.mail.receive(boundary, microbatch), strict=True):
+                held[boundary.tensor] = part
+        if half == "forward":
+            self.step.forward(microbatch, ranks)
+        else:
+            self.step.backward(microbatch, ranks)
+        for boundary in self.stages.sent(self.stage, half):
+            self.mail.send(boundary, microbatch, [held[self.sent[boundary.tensor]] for held in ranks])
+        wanted = self.kept if half == "forward" else self.left
+        self.in_flight[microbatch] = [{name: held[name] for name in wanted if name in held} for held in ranks]
+
+    @property
+    def kept(self) -> Sequence[str]:
+        """The values that backward reads."""
+        late = [self.sent[one.tensor] for one in self.stages.sent(self.stage, "backward")]
+        return (*self.executable.kept, *late)
+
+    @property
+    def left(self) -> Sequence[str]:
+        """The values that leave at the end of the step."""
+        return list(self.step.gradients)
+
+    def finish(self) -> Sequence[Values]:
+        """The step's outputs and gradients of each hosted rank; gradients of tied weights are this stage's share."""
+        (ranks,) = [self.in_flight[number] for number in sorted(self.in_flight)[-1:]]
+        self.step.finish(ranks)
+        return ranks
+
+
+@dataclass(frozen=True)
+class PipelineSimulation:
+    """What a simulated step gave.
+
+    Args:
+        outputs: global tensors by kind and public name (``gradient``, ``layers.0.weight``); gradients of tied weights are whole.
+        observed: the collectives executed in each stage.
+    """
+
+    outputs: Mapping[tuple[str, str], Tensor]
+    observed: tuple[tuple[Observed, ...], ...]
+
+
+def simulate_pipeline(
+    stages: Stages, schedules: Sequence[Schedule], order: Sequence[Action], values: Mapping[str, Tensor], *, dropout: bool = True
+) -> PipelineSimulation:  # fmt: skip
+    """Runs all ranks of all stages in this process, along the total order.
+
+    Args:
+        schedules: of each stage's graph, on the stage's mesh.
+        order: every action once.
+        values: a global tensor for each graph input of the whole, by tensor name; of an input that is cut, that of the whole batch.
+    """
+    mail, scaled = InProcessMail(), starts_scaled(stages)
+    observed: tuple[list[Observed], ...] = tuple([] for _ in schedules)
+    runs = []
+    for stage, schedule in enumerate(schedules):
+        executable = bind(schedule, LockstepRanks(schedule.machine.mesh), torch.device("cpu"), dropout=dropout)
+        enter = _entering(schedule, values)
+        runs.append(StageRun(stages, stage, executable, enter, mail, scaled=scaled, observed=observed[stage]))
+    for action in order:
+        runs[action.stage].run(action.half, action.microbatch)
+    outputs: dict[tuple[str, str], Tensor] = {}
+    for schedule, run in zip(schedules, runs, strict=True):
+        ranks = run.finish()
+        for output, value in schedule.outputs:
+            if value not in ranks[0]:
+                continue  # sent to another stage, or a divisor that each stage counts
+            whole = gather([held[value] for held in ranks], schedule.specs[value], schedule.machine.mesh)
+            key = output.kind, output.name
+            outputs[key] = outputs[key] + whole if output.kind == "gradient" and key in outputs else whole
+    return PipelineSimulation(outputs, tuple(map(tuple, observed)))
+
+
+def starts_scaled(stages: Stages) -> bool:
+    """Whether backward begins with the weight of its microbatch's loss."""
+    return any(graph.loss_gradient is not None for graph in stages.graphs)
+
+
+def _entering(schedule: Schedule, values: Mapping[str, Tensor]) -> Callable[[int], list[Values]]:
+    graph = schedule.graph
+    scattered: dict[str, Parts] = {item: scatter_all(schedule, item, values[item]) for item in given(graph)}
+    return lambda number: entering(scattered, number, schedule.machine.mesh.ranks)
+
+
+def given(graph: Graph) -> list[str]:
+    """The graph inputs, by tensor name, that a stage does not receive from another."""
+    return [item.tensor for item in graph.inputs if not item.is_received]

@@ -1,0 +1,126 @@
+"""``autopar plan --mesh pp=...``, and what other commands do with its file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autopar.check.pipelines import check_pipeline
+from autopar.pipeline_plan import PipelinePlan
+from tests.cli.running import autopar, refused
+
+TARGET = "zoo:gpt2,layers=3"
+PLAN = ("plan", TARGET, "--mesh", "pp=2,dp=1", "--microbatches", "4", "--hardware", "cpu-cluster", "--effort", "low")
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    import autopar as package
+    from autopar import zoo
+
+    target = zoo.build("gpt2", layers=3)
+    made = package.plan_pipeline(
+        target.model, target.args, dict(target.kwargs), loss=target.loss, loss_args=target.loss_args, mesh="pp=2,dp=1", microbatches=4,
+        hardware="cpu-cluster", effort="low", target=TARGET,
+    )  # fmt: skip
+    return made.to_json()
+
+
+@pytest.fixture
+def plan(text: str, tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    return path
+
+
+def test_a_plan_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    made = autopar(capsys, *PLAN, "--stages", "1,2", "-o", path)
+    assert made.status == 0 and "stage  begins with" in made.out and "tokens.weight in stages 0, 1" in made.out
+    plan = PipelinePlan.from_json(path.read_text())
+    assert plan.cut == ("layers.1",) and PipelinePlan.from_json(plan.to_json()) == plan
+    shown = autopar(capsys, "show", path)
+    assert shown.out == made.out
+    assert json.loads(autopar(capsys, "show", path, "--json").out)["schema"] == "autopar.pipeline-plan/1"
+
+
+def test_figures_add_up(text: str) -> None:
+    plan = PipelinePlan.from_json(text)
+    assert 0 < plan.objective.bound_seconds <= plan.objective.seconds
+    for stage in plan.stages:
+        busy = 3 * stage.forward_seconds + 3 * stage.backward_seconds + stage.forward_seconds + stage.last_backward_seconds
+        assert stage.busy_seconds == pytest.approx(busy + stage.optimizer_seconds)
+        assert stage.busy_seconds <= plan.objective.seconds * (1 + 1e-9)
+        peak = stage.plan.predicted.peak_memory_bytes_per_rank + (stage.in_flight - 1) * stage.held_bytes_per_rank
+        assert stage.peak_memory_bytes_per_rank == peak
+
+
+def test_verify_runs_it(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = autopar(capsys, "verify", plan, TARGET, "--steps", "2")
+    assert found.status == 0 and "passed on 2 ranks" in found.out
+
+
+def test_verify_finds_another_model(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(autopar(capsys, "verify", plan, "zoo:gpt2,layers=4", "--steps", "2"), 3, "the plan was made for another model")
+
+
+def test_check_recomputes_it(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = autopar(capsys, "check", plan, TARGET)
+    assert found.status == 0 and "holds: 2 stages, 2 values that cross, the timetable" in found.out
+
+
+def _changed(plan: PipelinePlan, stage: int, **fields: object) -> PipelinePlan:
+    rows = [row.model_copy(update=fields) if number == stage else row for number, row in enumerate(plan.stages)]
+    return plan.model_copy(update={"stages": tuple(rows)})
+
+
+MUTATIONS: dict[str, Callable[[PipelinePlan], PipelinePlan]] = {
+    "step": lambda plan: plan.model_copy(update={"objective": plan.objective.model_copy(update={"seconds": 1e-9})}),
+    "backward before forward": lambda plan: _changed(plan, 0, order="B0 " + plan.stages[0].order.replace(" B0", "", 1)),
+    "dropped": lambda plan: _changed(plan, 1, order=plan.stages[1].order.replace(" B3", "")),
+    "twice": lambda plan: _changed(plan, 1, order=plan.stages[1].order + " B3"),
+    "swapped": lambda plan: _changed(plan, 0, order=plan.stages[0].order.replace("F1", "Fx").replace("F2", "F1").replace("Fx", "F2")),
+    "in flight": lambda plan: _changed(plan, 0, in_flight=1),
+    "memory": lambda plan: _changed(plan, 0, peak_memory_bytes_per_rank=1),
+    "forward": lambda plan: _changed(plan, 0, forward_seconds=plan.stages[0].forward_seconds / 2),
+    "dropped transfer": lambda plan: plan.model_copy(update={"boundaries": plan.boundaries[:1]}),
+    "layout": lambda plan: plan.model_copy(
+        update={"boundaries": (plan.boundaries[0].model_copy(update={"spec": "R R S0"}), *plan.boundaries[1:])}
+    ),
+    "bytes": lambda plan: plan.model_copy(
+        update={"boundaries": (plan.boundaries[0].model_copy(update={"bytes_per_rank": 4}), *plan.boundaries[1:])}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_check_finds_what_is_changed(name: str, text: str) -> None:
+    assert not check_pipeline(PipelinePlan.from_json(text))
+    assert check_pipeline(MUTATIONS[name](PipelinePlan.from_json(text)))
+
+
+@pytest.mark.parametrize("command", [("explain", "{}", "tokens.weight"), ("diff", "{}", "{}"), ("export", "{}", TARGET, "-o", "x")])
+def test_commands_that_do_not_take_pipelines_say_so(command: tuple[str, ...], plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(autopar(capsys, *(word.format(plan) for word in command)), 3, "is a pipeline's plan")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--mesh", "dp=2,pp=2"), "the mesh axis pp must be the outermost"),
+        (("--mesh", "pp=2", "--microbatches", "auto"), "one number of microbatches"),
+        (("--mesh", "pp=2", "--microbatches", "3"), "cannot be cut into 3"),
+        (("--mesh", "pp=2", "--mode", "inference"), "pp is for training"),
+        (("--mesh", "pp=2", "--pareto"), "without a pipeline so far"),
+        (("--mesh", "pp=2", "--stages", "1,1"), "the stages 1,1 are 2 with 2 layers"),
+        (("--mesh", "pp=2", "--stages", "nowhere"), "cannot begin with nowhere"),
+        (("--mesh", "pp=9", "--microbatches", "4"), "9 stages are asked for"),
+        (("--mesh", "dp=2", "--stages", "1,2"), "--stages cuts a model along the mesh axis pp"),
+        (("--mesh", "pp=2", "--pin", "tokens.weight=S0 R"), "are not taken with pp so far"),
+    ],
+)
+def test_bad_input(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(autopar(capsys, "plan", TARGET, "--hardware", "cpu-cluster", *words), 2, said)

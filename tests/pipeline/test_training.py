@@ -1,0 +1,239 @@
+"""Pipelines on gloo ranks: training as on one device, whatever the order; clipping, scaling, state dicts, checkpoints, refusals."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+
+import autopar
+from autopar.errors import AutoparError, UsageError
+from autopar.pipeline import cut_graph
+from autopar.pipeline.timetable import write_order
+from autopar.pipeline_plan import PipelinePlan
+from benchmarks.models import stressed
+from tests.pipeline.models import Masked, build, capture
+from tests.pipeline.test_steps import random_order
+from tests.runtime.test_training import on_ranks
+
+STEPS = 3
+
+
+def plan_of(name: str, mesh: str, **options: Any) -> PipelinePlan:
+    model, args = build(name)
+    made = autopar.plan_pipeline(model, args, mesh=mesh, microbatches=4, hardware=stressed(), effort="low", **options)
+    return PipelinePlan.from_json(made.to_json())
+
+
+def train(module: nn.Module, args: tuple[Tensor, ...], scale: float = 1.0) -> tuple[list[float], list[float]]:
+    """Losses of some steps, and the norms that gradients were clipped by."""
+    optimizer, losses, norms = torch.optim.AdamW(module.parameters(), lr=1e-2), [], []
+    for _ in range(STEPS):
+        loss = module(*args)
+        (loss * scale).backward()
+        norm = torch.nn.utils.clip_grad_norm_(module.parameters(), 0.1 * scale)
+        norms.append(norm.item())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, norms
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("gpt tied", "pp=2,dp=1,tp=2"), ("encoder-decoder", "pp=4"), ("masked", "pp=2,dp=2")])
+def test_training_is_that_of_one_device(name: str, mesh: str) -> None:
+    """Clipped by the norm over all stages, a tied weight counted once; the loss on all ranks."""
+    plan, (model, args) = plan_of(name, mesh), build(name)
+    alone = copy.deepcopy(model)
+    wanted = train(alone, args)
+
+    def run(rank: int) -> Any:
+        module = autopar.compile_pipeline(model, plan)
+        found = train(module, args)
+        return found, {key: value.full_tensor() for key, value in module.state_dict().items()}
+
+    weights = alone.state_dict()
+    seen: set[str] = set()
+    for (losses, norms), state in on_ranks(run, 4):
+        assert losses == pytest.approx(wanted[0], rel=1e-9)
+        assert norms == pytest.approx(wanted[1], rel=1e-9)
+        for key, value in state.items():
+            torch.testing.assert_close(value, weights[key], rtol=1e-7, atol=1e-9)
+        seen.update(state)
+    assert seen == set(weights)
+
+
+@pytest.mark.slow
+def test_any_legal_timetable_runs() -> None:
+    """Orders drawn at random: no rank waits for ever, and losses and gradients are those of one device."""
+    plan, (model, args, graph) = plan_of("encoder-decoder", "pp=4"), capture("encoder-decoder", 4)
+    stages = cut_graph(graph, plan.cut)
+    loss = model(*args)
+    loss.backward()
+    wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    def run(rank: int) -> list[str]:
+        wrong = []
+        for seed in range(25):
+            order = random_order(stages, 4, seed)
+            rows = [row.model_copy(update={"order": write_order(order, stage)}) for stage, row in enumerate(plan.stages)]
+            module = autopar.compile_pipeline(model, plan.model_copy(update={"stages": tuple(rows)}))
+            found = module(*args)
+            found.backward()
+            if abs(found.item() - loss.item()) > 1e-12:
+                wrong.append(f"loss of order {seed}")
+            for name, parameter in module.named_parameters():
+                if not torch.allclose(parameter.grad.full_tensor(), wanted[name], rtol=1e-9, atol=1e-12):
+                    wrong.append(f"gradient of {name} in order {seed}")
+        return wrong
+
+    assert on_ranks(run, 4) == [[]] * 4
+
+
+def test_an_overflow_in_one_stage_is_one_in_all() -> None:
+    plan, (model, args) = plan_of("llama", "pp=2"), build("llama")
+
+    def run(rank: int) -> tuple[bool, bool, bool]:
+        module = autopar.compile_pipeline(model, plan)
+        (module(*args) * 2.0).backward()
+        fine = all(parameter.grad.to_local().isfinite().all() for parameter in module.parameters())
+        module.zero_grad()
+        if rank == 1:
+            with torch.no_grad():
+                module.get_parameter("norm.weight").to_local().fill_(1e300)
+        (module(*args) * 1e10).backward()
+        finite = [bool(parameter.grad.to_local().isfinite().all()) for parameter in module.parameters()]
+        return fine, any(finite), all(finite)
+
+    for fine, some, _ in on_ranks(run, 2):
+        assert fine and not some
+
+
+def test_weights_on_meta_are_drawn_as_without_a_pipeline() -> None:
+    """Whatever the cut."""
+    _, args = build("masked")
+    with torch.device("meta"):
+        model = Masked().double()
+    plan = PipelinePlan.from_json(
+        autopar.plan_pipeline(model, args, mesh="pp=2", microbatches=4, hardware=stressed(), effort="low", stages="2,2").to_json()
+    )
+
+    def alone(rank: int) -> dict[str, Tensor]:
+        whole = autopar.compile(model, autopar.plan(model, args, mesh="1", hardware=stressed(), effort="low"), seed=3)
+        return {key: value.full_tensor() for key, value in whole.state_dict().items()}
+
+    def run(rank: int) -> dict[str, Tensor]:
+        module = autopar.compile_pipeline(model, plan, seed=3)
+        return {key: value.full_tensor() for key, value in module.state_dict().items()}
+
+    (wanted,) = on_ranks(alone, 1)
+    found = on_ranks(run, 2)
+    assert set().union(*found) == set(wanted)
+    for state in found:
+        assert all(torch.equal(value, wanted[key]) for key, value in state.items())
+
+
+def test_a_checkpoint_is_by_name(tmp_path: Path) -> None:
+    """Saved in one cut, read whole, and in another cut."""
+    plan, other = (plan_of("gpt untied", "pp=2", stages=counts) for counts in ("1,3", "3,1"))
+    model, args = build("gpt untied")
+
+    def run(rank: int) -> tuple[float, float, set[str]]:
+        module = autopar.compile_pipeline(model, plan)
+        train(module, args)
+        dcp.save({"model": module.state_dict()}, checkpoint_id=tmp_path / "saved")
+        here = module(*args).item()
+        again = autopar.compile_pipeline(build("gpt untied")[0], other)
+        state = {"model": again.state_dict()}
+        dcp.load(state, checkpoint_id=tmp_path / "saved")
+        again.load_state_dict(state["model"])
+        return here, again(*args).item(), set(again.state_dict()) - set(module.state_dict())
+
+    everyone = on_ranks(run, 2)
+    for here, again, _ in everyone:
+        assert again == pytest.approx(here, rel=1e-12)
+    assert any(moved for _, _, moved in everyone)
+    whole = {"model": build("gpt untied")[0].state_dict()}
+    dcp.load(whole, checkpoint_id=tmp_path / "saved", no_dist=True)
+    plain = build("gpt untied")[0]
+    plain.load_state_dict(whole["model"])
+    assert plain(*args).item() == pytest.approx(here, rel=1e-9)
+
+
+def test_a_whole_state_dict_is_loaded_by_each_stage() -> None:
+    plan, (model, args) = plan_of("llama", "pp=2"), build("llama")
+    state = {name: tensor + 0.01 for name, tensor in model.state_dict().items()}
+    changed = copy.deepcopy(model)
+    changed.load_state_dict(state)
+
+    def run(rank: int) -> float:
+        module = autopar.compile_pipeline(model, plan)
+        module.load_state_dict(state)
+        return float(module(*args).detach())
+
+    assert on_ranks(run, 2) == pytest.approx([changed(*args).item()] * 2, rel=1e-12)
+
+
+def test_what_a_pipeline_does_not_do_yet_is_refused_on_all_ranks() -> None:
+    plan, (model, args) = plan_of("llama", "pp=2"), build("llama")
+
+    def run(rank: int) -> list[str]:
+        module, words = autopar.compile_pipeline(model, plan), []
+
+        def refused(call: Any) -> None:
+            try:
+                call()
+                words.append("not refused")
+            except AutoparError as error:
+                words.append(error.message)
+
+        refused(lambda: module.eval()(*args))
+        module.train()
+        with torch.no_grad():
+            refused(lambda: module(*args))
+        refused(lambda: module(*(tensor[:4] for tensor in args)))
+        return words
+
+    for words in on_ranks(run, 2):
+        assert ["evaluation" in words[0], "calls without gradients" in words[1], "int64 [4, 8]" in words[2]] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text.replace('"order": "F0 ', '"order": "B0 ', 1), "waits for ever"),
+        (lambda text: text.replace("autopar.pipeline-plan/1", "autopar.pipeline-plan/9", 1), "has the schema 'autopar.pipeline-plan/9'"),
+        (lambda text: text.replace('"first_module": "layers', '"first_module": "leyers'), "no operator of forward is in it"),
+    ],
+)
+def test_an_edited_plan_is_refused(change: Any, words: str, tmp_path: Path) -> None:
+    text = plan_of("llama", "pp=2", stages="2,2").to_json()
+    path = tmp_path / "plan.json"
+    path.write_text(change(text))
+    assert path.read_text() != text
+    model, _ = build("llama")
+
+    def run(rank: int) -> str:
+        try:
+            autopar.compile_pipeline(model, path)
+        except AutoparError as error:
+            return error.message
+        return "not refused"
+
+    assert all(words in found for found in on_ranks(run, 2))
+
+
+def test_options_that_pipelines_do_not_take() -> None:
+    model, args = build("llama")
+    with pytest.raises(UsageError, match="pp is the axis of a pipeline's stages"):
+        autopar.plan(model, args, mesh="pp=2,dp=2")
+    with pytest.raises(UsageError, match="must be the outermost"):
+        autopar.plan_pipeline(model, args, mesh="dp=2,pp=2", microbatches=4)
+    with pytest.raises(UsageError, match="8 stages are asked for, and the model can be cut into 7 units"):
+        autopar.plan_pipeline(model, args, mesh="pp=8", microbatches=4)
+    with pytest.raises(UsageError, match=r"the stages 1,1 are 2 with 2 layers"):
+        autopar.plan_pipeline(model, args, mesh="pp=2", microbatches=4, stages="1,1")
