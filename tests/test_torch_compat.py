@@ -707,3 +707,23 @@ def test_shared_memory_is_seen_while_tracing():
 
     torch_compat.trace_joint(Model(), (torch.randn(3, 4, requires_grad=True),), {})
     assert found[:4] == [True, True, False, False]
+
+
+def test_clipping_asks_for_the_total_norm() -> None:
+    """Also of gradients that are counted with those of other stages of a pipeline."""
+    module, other, seen = nn.Linear(2, 2), nn.Linear(2, 2), []
+    for parameter in (*module.parameters(), *other.parameters()):
+        parameter.grad = torch.ones_like(parameter)
+
+    def join(tensors: Any, norm_of: Any, norm_type: float) -> Any:
+        if not any(tensor is module.weight.grad for tensor in tensors):
+            return None
+        seen.append((norm_of(tensors).item(), norm_type))
+        return torch.tensor(12.0)
+
+    torch_compat.join_total_norms(module, lambda: join)
+    assert torch.nn.utils.clip_grad_norm_(module.parameters(), 6.0).item() == 12.0
+    assert torch.nn.utils.get_total_norm([module.weight.grad]).item() == 12.0
+    assert seen[0] == (pytest.approx(6**0.5), 2.0)
+    assert module.weight.grad[0, 0].item() == pytest.approx(0.5)
+    assert torch.nn.utils.clip_grad_norm_(other.parameters(), 6.0).item() == pytest.approx(6**0.5)

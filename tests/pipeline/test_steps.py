@@ -41,7 +41,7 @@ def random_order(stages: Stages, microbatches: int, seed: int) -> list[Action]:
 
 
 MESHES = {
-    "gpt tied": "pp=4,dp=2", "gpt untied": "pp=2,dp=1,tp=2", "llama": "pp=2,dp=2,tp=2", "moe": "pp=2,dp=2",
+    "gpt tied": "pp=4,dp=2", "gpt untied": "pp=2,dp=1,tp=2", "llama": "pp=2,dp=2", "moe": "pp=2,tp=2",
     "encoder-decoder": "pp=2,dp=2,tp=2", "masked": "pp=4,dp=2",
 }  # fmt: skip
 
