@@ -273,11 +273,15 @@ class ShardedModule(WithinReplicas, OwnStates):
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedModule:
         whole = {id(tensor): tensor for _, _, _, tensor in own_tensors(self.tree)}
         copies = {key: _copied(tensor, memo) for key, tensor in whole.items()}
-        made = ShardedModule(copy_tree(self.tree, copies), self._programs, self.plan, self._empty)
+        made = self.copied(copy_tree(self.tree, copies))
         for name in ("dropout_seed", "dropout_step", "other_calls", "training", "_left"):
             setattr(made, name, getattr(self, name))
         memo[id(self)] = made
         return made
+
+    def copied(self, tree: nn.Module) -> ShardedModule:
+        """The module with other weights, and the same programs."""
+        return ShardedModule(tree, self._programs, self.plan, self._empty)
 
     def left_alone(self) -> list[str]:
         """The buffers, which DistributedDataParallel cannot send; the parameters it has made plain by then.

@@ -186,6 +186,34 @@ class PipelineModule(ShardedModule):
         """Every input of the call, so that all stages compare the same."""
         return ((item, tensors[item.name]) for item in self.running.whole.of_kind("input"))
 
+    def copied(self, tree: nn.Module) -> PipelineModule:
+        """The stage with other weights: it runs in the same pipeline, in turn with this one."""
+        assert isinstance(self._programs, PipelinePrograms)
+        return PipelineModule(tree, self._programs, self.plan, set(self._empty), self.running)
+
+    @staticmethod
+    def _whole_batch() -> UsageError:
+        hint = "pass the whole batch on every rank; each reads what its stage reads"
+        return UsageError("a pipeline's stages read the inputs in layouts of their own, so ranks load no parts of them so far", hint)
+
+    def local_batch(self, source: Any, **options: Any) -> Any:
+        """Raises UsageError: ranks are given the whole batch."""
+        raise self._whole_batch()
+
+    def place_batch(self, tree: Any, size: int) -> Any:
+        """Raises UsageError: ranks are given the whole batch."""
+        raise self._whole_batch()
+
+    @property
+    def replica(self) -> dict[str, int]:
+        """Raises UsageError: ranks are given the whole batch."""
+        raise self._whole_batch()
+
+    def save_pretrained(self, *_: Any, **__: Any) -> None:
+        """Raises UsageError: no rank can gather what other stages hold."""
+        hint = "save with torch.distributed.checkpoint, which goes by name, and load that into the plain model"
+        raise UsageError("a rank of a pipeline has the weights of its stage alone", hint)
+
     def load_state_dict(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Takes a state dict of this stage, or of the whole model: names of other stages are passed over."""
         own = set(self.tree.state_dict())

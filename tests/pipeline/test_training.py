@@ -178,6 +178,20 @@ def test_a_whole_state_dict_is_loaded_by_each_stage() -> None:
     assert on_ranks(run, 2) == pytest.approx([changed(*args).item()] * 2, rel=1e-12)
 
 
+def test_a_copy_runs_in_the_pipeline_with_weights_of_its_own() -> None:
+    plan, (model, args) = plan_of("llama", "pp=2"), build("llama")
+
+    def run(rank: int) -> tuple[float, float, float]:
+        module = autopar.compile_pipeline(model, plan)
+        other = copy.deepcopy(module)
+        before = module(*args).item()
+        train(module, args)
+        return before, other(*args).item(), module(*args).item()
+
+    for before, kept, after in on_ranks(run, 2):
+        assert before == kept != after
+
+
 def test_what_a_pipeline_does_not_do_yet_is_refused_on_all_ranks() -> None:
     plan, (model, args) = plan_of("llama", "pp=2"), build("llama")
 
@@ -196,9 +210,13 @@ def test_what_a_pipeline_does_not_do_yet_is_refused_on_all_ranks() -> None:
         with torch.no_grad():
             refused(lambda: module(*args))
         refused(lambda: module(*(tensor[:4] for tensor in args)))
+        refused(lambda: module.local_batch([1, 2]))
+        refused(lambda: module.replica)
+        refused(lambda: module.save_pretrained("nowhere"))
         return words
 
     for words in on_ranks(run, 2):
+        assert all("so far" in one or "its stage alone" in one for one in words[3:])
         assert ["evaluation" in words[0], "calls without gradients" in words[1], "int64 [4, 8]" in words[2]] == [True] * 3
 
 
