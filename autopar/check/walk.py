@@ -15,27 +15,13 @@ from autopar.check.blocks import in_graph, misfit
 from autopar.check.differences import Difference, count, seconds
 from autopar.check.legs import Ends, Leg, legs
 from autopar.check.parts import halfway, illegal, largest
+from autopar.check.repeating import Repeating
 from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
 from autopar.plan import Plan
 from autopar.reshard import find_reshard
 from autopar.rows import OpPlan, ReshardPlan, TensorSpec, ValueSpec
-from autopar.rules import (
-    DENSE,
-    Repeated,
-    ShardingRule,
-    bytes_moved,
-    family,
-    find_copied,
-    find_rule,
-    flops,
-    is_alias,
-    kernel_launches,
-    repeated_dims,
-    repeats,
-    strategies,
-    why_once,
-)  # fmt: skip
+from autopar.rules import ShardingRule, bytes_moved, family, find_rule, flops, kernel_launches, strategies, why_once
 from autopar.sharding import ShardingSpec, Strategy
 from cost_models import Machine, Operator
 
@@ -66,8 +52,6 @@ class Walk:
         seconds: of each operator without the collectives inside it, by name.
         legs: the steps of each reshard, by its value.
         sums: what is added to each sum over microbatches.
-        repeating: the values that are views of which several elements lie at one place.
-        copied: bytes of such operands that an operator copies, by its name.
         broken: the wiring cannot be followed, so that cost and memory cannot be recomputed.
     """
 
@@ -82,12 +66,14 @@ class Walk:
     seconds: dict[str, float] = field(default_factory=dict)
     legs: dict[str, tuple[Leg, ...]] = field(default_factory=dict)
     sums: dict[str, str] = field(default_factory=dict)
-    repeating: set[str] = field(default_factory=set)
-    copied: dict[str, int] = field(default_factory=dict)
     broken: bool = False
     _rules: dict[object, dict[object, Strategy]] = field(default_factory=dict)
     _waiting: dict[str, ReshardPlan] = field(default_factory=dict)
-    _dims: dict[str, Repeated] = field(default_factory=dict)
+
+    @cached_property
+    def repeating(self) -> Repeating:
+        """Views of less memory than their size, as the pass meets them."""
+        return Repeating(self.plan.sizes)
 
     def run(self) -> Iterator[Difference]:
         yield from self._entering()
@@ -184,26 +170,9 @@ class Walk:
             return
         self.strategies[op.name] = strategy
         self.seconds[op.name] = self._operator_seconds(row, op, strategy)
-        self._follow_memory(row, op)
+        self.repeating.run(row, op, self.tensors)
         yield from seconds(f"{where}.seconds", row.seconds, self.seconds[op.name])
         yield from count(f"{where}.times", row.times, self.plan.microbatches)
-
-    def _follow_memory(self, row: OpPlan, op: Op) -> None:
-        """Which results are views that repeat, and what the operator copies of its operands since they do."""
-        reads, sizes = [entry.value or entry.tensor for entry in row.inputs], self.plan.sizes
-        parts = [largest(entry.shape, ShardingSpec.parse(entry.spec), sizes) for entry in row.inputs]
-        dims = [
-            self._dims.get(entry.tensor, DENSE) if value in self.repeating else DENSE
-            for entry, value in zip(row.inputs, reads, strict=True)
-        ]
-        self.copied[row.name] = sum(self.local_bytes(reads[place]) for place in find_copied(op, parts, dims))
-        if not reads or not is_alias(op):
-            return
-        for entry, made in zip(row.outputs, repeated_dims(op, self.tensors, self._dims.get(op.inputs[0], DENSE)), strict=True):
-            part = largest(entry.shape, ShardingSpec.parse(entry.spec), sizes)
-            self._dims[entry.tensor] = made
-            if repeats(part, made):
-                self.repeating.add(entry.value or entry.tensor)
 
     def _sums(self) -> Iterator[Difference]:
         """What gradients of microbatches are summed in: each as what is added to it."""
@@ -342,10 +311,8 @@ class Walk:
             yield Difference(where, f"no collectives turn {row.from_spec!r} into {row.to_spec!r}")
             return
         ways = [(Ends(tensor.shape, *ends, self.plan.sizes), way.steps) for ends, way in zip(stretches, found, strict=True) if way]
-        again = row.source in self.repeating
+        again = self.repeating.reshard(row, moves=any(way for _, way in ways))
         self.legs[row.value] = tuple(legs(row, ways, itemsize, tensor.dtype, again))
-        if again and not any(way for _, way in ways):
-            self.repeating.add(row.value)
         yield from self._sent(where, self.legs[row.value])
 
     def _sent(self, where: str, made: Iterable[Leg]) -> Iterator[Difference]:
