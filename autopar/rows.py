@@ -132,8 +132,8 @@ class SearchRecord(Row):
 class MeasuredCandidate(Row):
     """One plan that ``tune`` ran. ``name`` is that of the baseline, or ``search``.
 
-    ``ratio`` is to the fastest: the median over rounds of the ratio within a round. Without it and ``step_seconds`` the plan was not
-    timed, for the ``reason``. Memory is absent where it cannot be followed.
+    ``ratio`` is to the plan that was kept: the median over rounds of the ratio within a round. Below 1, rounds did not tell both apart.
+    Without it and ``step_seconds`` the plan was not timed, for the ``reason``. Memory is absent where it cannot be followed.
     """
 
     name: str
@@ -146,7 +146,7 @@ class MeasuredCandidate(Row):
 
 
 class MeasuredPlan(Row):
-    """What ``tune`` measured of the plan, and of those it was chosen from, the fastest first.
+    """What ``tune`` measured of the plan, and of those it was chosen from: itself, then the others, the fastest first.
 
     ``step_seconds`` is the median over ``rounds`` of the slowest rank's step, optimizer included. Memory is that of the fullest rank:
     storages of live tensors, absent where they cannot be followed. ``device`` names what ranks computed on.

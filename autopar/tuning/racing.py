@@ -36,6 +36,8 @@ STEPS_ALONE = 5
 """Timed steps of a turn for which the contestant is built anew: compiling takes longer than they do."""
 BEYOND_PREDICTION = 0.02
 """Share of the memory limit that a run may take beyond it: a plan that fits as predicted takes at most this more (README)."""
+NORMAL_95 = 1.645
+"""Standard deviations that a normal variable exceeds in 5 of 100 cases."""
 OUT_OF_MEMORY = "out of memory when it was run"
 """Why a plan was not timed."""
 
@@ -194,21 +196,26 @@ def fit_together(plans: Sequence[Plan], memory_limit: int) -> bool:
 
 
 def rank_runs(runs: Sequence[Run]) -> list[int]:
-    """The numbers of the timed runs, the fastest first. Runs are compared by the median over rounds of the ratio within a round.
+    """The numbers of the timed runs: the one to keep, then the others by their ratio to it.
 
-    The fastest is the one whose largest ratio to another is the least; the others follow by their ratio to it.
-
-    >>> slow_moment = [Run(None, [1.0, 9.0, 1.0]), Run(None, [0.9, 8.0, 2.0])]
-    >>> rank_runs(slow_moment)
-    [1, 0]
+    The fastest is the one whose largest paired ratio to another is the least. Of those that its rounds do not tell apart from it, the one
+    with the best price is kept: prices are worth more than noise.
     """
     timed = [number for number, run in enumerate(runs) if run.seconds]
     if not timed:
         return []
     worst = {number: max(paired_ratio(runs[number], runs[other]) for other in timed) for number in timed}
     fastest = min(timed, key=lambda number: worst[number])
-    others = sorted((number for number in timed if number != fastest), key=lambda number: paired_ratio(runs[number], runs[fastest]))
-    return [fastest, *others]
+    alike = [number for number in timed if not is_faster(runs[fastest], runs[number])]
+    kept = min(alike, key=lambda number: runs[number].plan.predicted.step_seconds)
+    return [kept, *sorted((number for number in timed if number != kept), key=lambda number: paired_ratio(runs[number], runs[kept]))]
+
+
+def is_faster(run: Run, other: Run) -> bool:
+    """Whether the rounds tell that a plan is faster: it was so in more of them than equal plans are in 95 of 100 races (sign test)."""
+    count = len(run.seconds)
+    wins = sum(mine < its for mine, its in zip(run.seconds, other.seconds, strict=True))
+    return wins > count / 2 + NORMAL_95 * math.sqrt(count) / 2
 
 
 def paired_ratio(run: Run, other: Run) -> float:

@@ -13,7 +13,18 @@ import torch
 from autopar.plan import Plan
 from autopar.runtime.compiling import start_process_group
 from autopar.runtime.groups import team_of
-from autopar.tuning.racing import FOLLOWED, OUT_OF_MEMORY, STEPS_ALONE, WARM_STEPS, Race, Run, fit_together, paired_ratio, rank_runs
+from autopar.tuning.racing import (
+    FOLLOWED,
+    OUT_OF_MEMORY,
+    STEPS_ALONE,
+    WARM_STEPS,
+    Race,
+    Run,
+    fit_together,
+    is_faster,
+    paired_ratio,
+    rank_runs,
+)
 from autopar.verify.trials import silent
 from cost_models import Mesh
 from tests.graphs import two_layer_plan
@@ -142,9 +153,21 @@ def test_memory_is_followed_a_few_times_and_the_least_counts(log: Log) -> None:
 
 
 def test_the_fastest_is_told_by_medians_of_paired_rounds() -> None:
-    """A slow moment hits all of a round: sums and medians of bare seconds would choose the other one."""
+    """A slow moment hits all of a round."""
     plan = plan_of("a")
-    one, other = Run(plan, [1.0, 10.0, 10.0, 1.0, 10.0]), Run(plan, [0.9, 9.0, 15.0, 0.9, 9.0])
-    assert sum(one.seconds) < sum(other.seconds)
+    one, other = Run(plan, [1.0, 10.0, 10.0, 1.0, 10.0] * 4), Run(plan, [0.9, 9.0, 15.0, 0.9, 9.0] * 4)
+    assert sum(one.seconds) < sum(other.seconds), "means would choose the other"
     assert rank_runs([one, Run(plan, reason="did not fit"), other]) == [2, 0]
     assert paired_ratio(one, other) == pytest.approx(1 / 0.9)
+
+
+def test_where_rounds_do_not_tell_plans_apart_the_price_does() -> None:
+    """A plan of a worse price is kept only if it is faster in most rounds."""
+    better, worse = plan_of("a"), plan_of("b")
+    dear = worse.predicted.model_copy(update={"step_seconds": 2 * better.predicted.step_seconds})
+    worse = worse.model_copy(update={"predicted": dear})
+    noisy = [Run(worse, [0.9, 1.2] * 5 + [0.9, 0.9]), Run(better, [1.0] * 12)]
+    assert paired_ratio(noisy[0], noisy[1]) < 1.0 and not is_faster(*noisy)
+    assert rank_runs(noisy) == [1, 0]
+    clear = [Run(worse, [0.99] * 12), Run(better, [1.0] * 12)]
+    assert is_faster(*clear) and rank_runs(clear) == [0, 1]

@@ -100,7 +100,7 @@ def test_the_fastest_measured_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None
         return 3.0 - number if dist.get_rank() == 1 else 1e-3
 
     monkeypatch.setattr(racing.Race, "_time_step", slow)
-    chosen = run_ranks(lambda rank: tuned().measured, 2)
+    chosen = run_ranks(lambda rank: tuned(rounds=4).measured, 2)
     assert chosen[0] == chosen[1] and chosen[0] is not None
     assert [row.step_seconds for row in chosen[0].candidates] == [1.0, 2.0, 3.0]
     assert [row.ratio for row in chosen[0].candidates] == [1.0, 2.0, 3.0]
