@@ -13,6 +13,7 @@ from autopar.cli.files import check_apart, check_writable, read_pipeline, read_p
 from autopar.cli.terminal import columns, out
 from autopar.errors import UsageError
 from autopar.files import STANDARD
+from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
 
 
@@ -26,11 +27,7 @@ def show(
 ) -> None:
     pipeline = read_pipeline(plan)
     if pipeline is not None:
-        if html or svg or trace or search:
-            raise UsageError(f"{plan} is a pipeline's plan, which is shown as a table so far", "drop --html, --svg, --trace and --search")
-        from autopar.report.pipeline import pipeline_summary
-
-        out(pipeline.to_json() if json else pipeline_summary(pipeline, columns()), end="" if json else "\n")
+        _show_pipeline(pipeline, plan, svg, trace, refused=html is not None or search, json=json)
         return
     files = {html: report.html, svg: report.svg, trace: report.chrome_trace}
     for one, other in combinations((html, svg, trace), 2):
@@ -46,6 +43,22 @@ def show(
             _print_search(read, json)
         else:
             out(read.to_json() if json else report.summary(read, columns()), end="" if json else "\n")
+
+
+def _show_pipeline(pipeline: PipelinePlan, plan: Path, svg: Path | None, trace: Path | None, *, refused: bool, json: bool) -> None:
+    from autopar.report.pipeline import pipeline_summary
+    from autopar.report.pipeline_timetable import pipeline_svg, pipeline_trace
+
+    if refused:
+        raise UsageError(f"{plan} is a pipeline's plan, which has no page and no phases so far", "take --svg or --trace, or the table")
+    check_apart(svg, trace)
+    wanted = {path: render for path, render in ((svg, pipeline_svg), (trace, pipeline_trace)) if path is not None}
+    for path in wanted:
+        check_writable(path, plan)
+    for path, render in wanted.items():
+        write_text(path, render(pipeline))
+    if STANDARD not in wanted:
+        out(pipeline.to_json() if json else pipeline_summary(pipeline, columns()), end="" if json else "\n")
 
 
 def _print_search(plan: Plan, json: bool) -> None:

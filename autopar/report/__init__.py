@@ -4,6 +4,8 @@ terminal           a plan as text
 tables             the tables of text and page
 phases             the phases of the search, and what each gained
 page               the HTML page
+pipeline           a pipeline's plan as text
+pipeline_timetable its timetable as a picture and a trace
 picture            the step and the layers as one SVG, for documents
 colours            what colour is what in drawings
 timeline           the simulated step, a row a stream

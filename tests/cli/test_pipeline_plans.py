@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -45,6 +47,25 @@ def test_a_plan_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixtu
     shown = autopar(capsys, "show", path)
     assert shown.out == made.out
     assert json.loads(autopar(capsys, "show", path, "--json").out)["schema"] == "autopar.pipeline-plan/1"
+
+
+def test_the_timetable_is_drawn(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    svg, trace = tmp_path / "plan.svg", tmp_path / "trace.json"
+    assert autopar(capsys, "show", plan, "--svg", svg, "--trace", trace).status == 0
+    drawn = ElementTree.parse(svg).getroot()
+    titles = [element.text for element in drawn.iter() if element.tag.endswith("title")]
+    assert len(titles) == 2 * (2 * 4 + 1) and sum("forward of microbatch 3" in str(title) for title in titles) == 2
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    step = PipelinePlan.from_json(plan.read_text()).objective.seconds
+    assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(step * 1e6)
+    for stage in (1, 2):
+        spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event["tid"] == stage)
+        assert all(after[0] >= before[1] - 1e-6 for before, after in pairwise(spans))
+
+
+def test_a_page_is_not_there_yet(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(autopar(capsys, "show", plan, "--html", tmp_path / "x.html"), 2, "has no page and no phases so far")
+    assert not (tmp_path / "x.html").exists()
 
 
 def test_figures_add_up(text: str) -> None:

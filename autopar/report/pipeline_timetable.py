@@ -1,0 +1,130 @@
+"""A pipeline's step over time: the timetable as a picture with a row a stage, and as a chrome trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from html import escape
+from typing import NamedTuple
+
+from autopar.pipeline import Boundary, Stages
+from autopar.pipeline.clock import StageCosts, time_pipeline
+from autopar.pipeline.timetable import read_order
+from autopar.pipeline_plan import PipelinePlan
+from autopar.report import units
+from autopar.report.colours import KINDS
+
+WIDTH, LEFT, RIGHT, ROW, LINE = 1000, 90, 20, 34, 18
+"""Pixels: of the picture, of its margins, of a stage's row, of a line of text."""
+NUMBERED = 16
+"""Pixels of the narrowest bar with its microbatch in it."""
+
+
+class StageBar(NamedTuple):
+    """An action over time, in seconds: ``kind`` is a key of ``KINDS``; the optimizer's step has no microbatch."""
+
+    stage: int
+    kind: str
+    microbatch: int | None
+    begin: float
+    end: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} of microbatch {self.microbatch}" if self.microbatch is not None else "the optimizer's step"
+
+
+def stage_bars(plan: PipelinePlan) -> tuple[StageBar, ...]:
+    """Every action of the timetable, and each stage's optimizer.
+
+    Raises:
+        MismatchError: orders in which a stage waits for ever.
+    """
+    order = read_order([stage.order for stage in plan.stages])
+    stages = Stages((), tuple(Boundary(row.tensor, row.from_stage, row.to_stage) for row in plan.boundaries))
+    costs = [
+        StageCosts(
+            row.forward_seconds, row.backward_seconds, row.last_backward_seconds, row.optimizer_seconds, row.held_bytes_per_rank,
+            row.plan.predicted.peak_memory_bytes_per_rank,
+        )
+        for row in plan.stages
+    ]  # fmt: skip
+    times = time_pipeline(stages, costs, order, plan.transfer_seconds)
+    found, last = list[StageBar](), plan.microbatches - 1
+    for action, begin in zip(order, times.begins, strict=True):
+        cost = costs[action.stage]
+        backward = cost.last_backward if action.microbatch == last else cost.backward
+        found.append(
+            StageBar(action.stage, action.half, action.microbatch, begin, begin + (cost.forward if action.half == "forward" else backward))
+        )
+    for stage, cost in enumerate(costs):
+        end = max(bar.end for bar in found if bar.stage == stage)
+        found.append(StageBar(stage, "optimizer", None, end, end + cost.optimizer))
+    return tuple(found)
+
+
+def pipeline_svg(plan: PipelinePlan) -> str:
+    """The timetable as one still picture."""
+    bars = stage_bars(plan)
+    end = max(bar.end for bar in bars)
+    scale = (WIDTH - LEFT - RIGHT) / end if end else 0.0
+    top = 3.2 * LINE
+    height = top + ROW * len(plan.stages) + 2.4 * LINE
+    parts = [*_title(plan), *_rows(plan, bars, scale, top), *_key(top + ROW * len(plan.stages) + 0.4 * LINE)]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" font-family="system-ui, sans-serif" font-size="13" '
+        f'fill="#1c1c1c" role="img" aria-label="{escape(f"timetable of {plan.model.target}")}">'
+        f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n'
+    )
+
+
+def _title(plan: PipelinePlan) -> Iterator[str]:
+    mesh = " x ".join(f"{name}={size}" for name, size in plan.mesh.items())
+    words = f"{plan.model.target} on {mesh}, {plan.hardware.get('name')}, {plan.microbatches} microbatches"
+    figures = f"{units.seconds(plan.objective.seconds)} a step; no pipeline takes less than {units.seconds(plan.objective.bound_seconds)}"
+    yield _text(LEFT, 1.1 * LINE, words, "font-weight='600' font-size='15'")
+    yield _text(LEFT, 2.3 * LINE, figures, "fill='#5a5a5a'")
+
+
+def _rows(plan: PipelinePlan, bars: tuple[StageBar, ...], scale: float, top: float) -> Iterator[str]:
+    for stage in range(len(plan.stages)):
+        y = top + ROW * stage
+        yield _text(LEFT - 8, y + ROW / 2 + 2, f"stage {stage}", "text-anchor='end'")
+        yield f'<rect x="{LEFT}" y="{y:.1f}" width="{WIDTH - LEFT - RIGHT}" height="{ROW - 6}" fill="#f4f5f7"/>'
+    for bar in bars:
+        x, y, width = LEFT + bar.begin * scale, top + ROW * bar.stage, (bar.end - bar.begin) * scale
+        colour = KINDS[bar.kind][0]
+        title = f"{bar.name}, {units.seconds(bar.begin)} to {units.seconds(bar.end)}"
+        yield (
+            f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{ROW - 6}" fill="{colour}" stroke="white" stroke-width="0.6">'
+            f"<title>{escape(title)}</title></rect>"
+        )
+        if width >= NUMBERED and bar.microbatch is not None:
+            yield _text(x + width / 2, y + ROW / 2 + 2, str(bar.microbatch), "text-anchor='middle' fill='white' font-size='11'")
+
+
+def _key(y: float) -> Iterator[str]:
+    x = float(LEFT)
+    for kind in ("forward", "backward", "optimizer"):
+        colour, name = KINDS[kind]
+        yield f'<rect x="{x:.0f}" y="{y:.1f}" width="12" height="12" fill="{colour}"/>'
+        yield _text(x + 18, y + 11, name, "")
+        x += 110
+    yield _text(x, y + 11, "idle where grey; a number is a microbatch", "fill='#5a5a5a'")
+
+
+def _text(x: float, y: float, words: str, how: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" {how}>{escape(words)}</text>'
+
+
+def pipeline_trace(plan: PipelinePlan) -> str:
+    """JSON of a chrome trace with a row a stage. A microsecond of the trace is one of the prediction."""
+    events: list[dict[str, object]] = [
+        {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": f"a rank of each stage of {plan.model.target}"}}
+    ]
+    for stage in range(len(plan.stages)):
+        events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": stage + 1, "args": {"name": f"stage {stage}"}})
+    for bar in stage_bars(plan):
+        span = {"ts": bar.begin * 1e6, "dur": (bar.end - bar.begin) * 1e6}
+        events.append({"name": bar.name, "cat": bar.kind, "ph": "X", "pid": 0, "tid": bar.stage + 1, **span})
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
