@@ -320,7 +320,7 @@ def tune(
         time_limit: seconds for the search; measuring comes on top.
         seed: also of weights and inputs without values.
         say: told on the first rank what is being measured.
-        others: as of ``plan``.
+        others: as of ``plan``, but for ``inputs``: every rank has the whole batch.
 
     Raises:
         UsageError: fewer than 2 candidates, no rounds, or a mesh of other ranks than were started. InfeasibleError: no plan fits, as

@@ -32,6 +32,7 @@ MAY_NAME = {
     "autopar/rules/expansion.py": "statistics inside an operator are all-reduced",
     "autopar/rules/inner_exchange.py": "parts travel by permutes",
     "autopar/rules/table.py": "aten.permute",
+    "autopar/pipeline/planning.py": "a value crosses as in a permute",
     "autopar/measurement/links.py": "what is measured beside operators",
     "autopar/measurement/hardware.py": "the link's own figures",
     "autopar/torch_compat/process_groups.py": "functions of torch.distributed",

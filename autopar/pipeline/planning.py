@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from time import perf_counter
 
 from autopar.effort import DEFAULT_EFFORT, Effort
@@ -31,12 +32,17 @@ MANY = 1 << 16
 """Microbatches of the problem whose bound is that of one: what a step does once then counts for 1/65536 of a microbatch."""
 ROUNDS = 2
 """Times that the chain is cut: the second knows what the stages of the first took."""
+SHORTEST_SECONDS = 1e-12
+"""Seconds that a stage is taken to be expected to take, at least: some have nothing but views."""
 SHRINKS = 4
 """Limits tried for a stage that holds too much with its microbatches in flight, at most."""
 LONGEST_SECONDS, LEAST_SECONDS = 3600.0, 5.0
 """Seconds that a search has where there is no deadline, and where it has passed: a pipeline needs a plan of each stage."""
-SOLVE_SECONDS = 5.0
-"""Work of the pipeline's solver for one cut, in units of about one CPU second."""
+SOLVE_SECONDS = 3.0
+"""Work of the pipeline's solver for one cut, in units of about one CPU second. At 8 stages of 16 microbatches half of one finds what more
+does (``benchmarks/pipelines.py``)."""
+AS_EXPECTED = 0.02
+"""Share by which every stage's seconds may be off what the chain's units said, for the chain not to be cut again."""
 
 
 @dataclass(frozen=True)
@@ -146,14 +152,19 @@ class _Planner:
             message = f"{self.asked.count} stages are asked for, and the model can be cut into {len(tables.units)} units: {some}"
             raise UsageError(message, f"take fewer stages ({AXIS})")
         best: PipelineResult | None = None
-        for _ in range(1 if self.asked.cut is not None else ROUNDS):
+        for _ in range(ROUNDS):
             cut, in_flight = self._choose_cut(tables, whole.schedule)
             made = self._plan_cut(cut, in_flight, whole.schedule)
             if made is None or (best is not None and made.cut == best.cut):
                 break
             if best is None or made.times.step < best.times.step:
                 best = made
-            tables = _scaled(tables, made)
+            if self.asked.cut is not None:
+                break
+            factors = _factors(tables, made)
+            if all(abs(factor - 1.0) <= AS_EXPECTED for pair in factors for factor in pair):
+                break
+            tables = _scaled(tables, made, factors)
         if best is None:
             raise InfeasibleError(f"no pipeline found fits in {self.asked.memory_limit} bytes a rank", "allow more memory, or more stages")
         return replace(best, bound_seconds=min(self._bound(whole, best), best.times.step))
@@ -291,16 +302,27 @@ def _tied_pins(graph: Graph, stages: Stages, found: Sequence[SearchResult]) -> d
     return pins
 
 
-def _scaled(tables: LayerTables, made: PipelineResult) -> LayerTables:
-    """The tables with each unit's seconds and bytes times what its stage took over what was expected of it."""
-    starts = [0, *(tables.units.index(name) for name in made.cut), len(tables.units)]
+def _units_of(tables: LayerTables, cut: Sequence[str]) -> list[range]:
+    """The units of each stage."""
+    starts = [0, *(tables.units.index(name) for name in cut), len(tables.units)]
+    return [range(begin, end) for begin, end in pairwise(starts)]
+
+
+def _factors(tables: LayerTables, made: PipelineResult) -> list[tuple[float, float]]:
+    """What each stage's forward and backward took, over what the tables expect of them."""
+    found = []
+    for units, cost in zip(_units_of(tables, made.cut), made.costs, strict=True):
+        plain = [tables.modes[unit][0] for unit in units]
+        forward, backward = sum(mode.forward for mode in plain), sum(mode.backward for mode in plain)
+        found.append((cost.forward / max(forward, SHORTEST_SECONDS), cost.backward / max(backward, SHORTEST_SECONDS)))
+    return found
+
+
+def _scaled(tables: LayerTables, made: PipelineResult, factors: Sequence[tuple[float, float]]) -> LayerTables:
+    """The tables with each unit's seconds times its stage's factors."""
     modes = list(tables.modes)
-    for stage, cost in enumerate(made.costs):
-        inside = range(starts[stage], starts[stage + 1])
-        plain = [tables.modes[unit][0] for unit in inside]
-        forward = cost.forward / max(sum(mode.forward for mode in plain), 1e-12)
-        backward = cost.backward / max(sum(mode.backward for mode in plain), 1e-12)
-        for unit in inside:
+    for units, (forward, backward) in zip(_units_of(tables, made.cut), factors, strict=True):
+        for unit in units:
             modes[unit] = tuple(replace(mode, forward=mode.forward * forward, backward=mode.backward * backward) for mode in modes[unit])
     return LayerTables(tables.units, tuple(modes))
 

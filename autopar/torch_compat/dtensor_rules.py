@@ -307,17 +307,26 @@ def take_plain_in_backward() -> None:
 
 @cache
 def say_how_to_compare() -> None:
-    """A comparison of a DTensor with a plain tensor, predictions with labels, says how they are compared; torch's words name no way."""
+    """A comparison of a DTensor with a plain tensor, predictions with labels, says how they are compared; torch's words name no way.
+
+    What an operator compares within itself (``one_hot``, with a row of numbers) is no user's.
+    """
     from torch.distributed.tensor import DTensor
 
-    def refuse(args: tuple[Any, ...]) -> None:
-        plain = [item for item in args if isinstance(item, torch.Tensor) and not isinstance(item, DTensor) and item.numel() != 1]
-        if plain:
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+
+    def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return as_torch_does(operator, args, kwargs)
+        except RuntimeError as error:
+            if "got mixed" not in str(error):
+                raise
             message = "got mixed torch.Tensor and DTensor in a comparison: one is split over ranks, the other plain"
             hint = "compile(..., outputs='full') for whole results, or make the plain one a DTensor: distribute_tensor(y, x.device_mesh)"
-            raise UsageError(message, hint)
+            raise UsageError(message, hint) from error
 
-    before(refuse, _aten.eq.Tensor, _aten.ne.Tensor, _aten.lt.Tensor, _aten.le.Tensor, _aten.gt.Tensor, _aten.ge.Tensor)
+    for operator in (_aten.eq.Tensor, _aten.ne.Tensor, _aten.lt.Tensor, _aten.le.Tensor, _aten.gt.Tensor, _aten.ge.Tensor):
+        handlers.setdefault(operator, run)
 
 
 @cache

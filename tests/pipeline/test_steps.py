@@ -122,3 +122,12 @@ def test_values_cross_in_a_layout_of_the_whole_plan() -> None:
     assert set(specs) == {one.tensor for one in stages.boundaries}
     assert all(not spec.partial and spec.is_even(graph.tensors[name].shape, (2, 2)) for name, spec in specs.items())
     assert any(not spec.is_replicated for spec in specs.values())
+
+
+def test_a_stage_may_begin_within_a_layer() -> None:
+    model, args, graph = capture("gpt untied", 4)
+    values = values_of(graph, model, args)
+    made = plan_pipeline(graph, PipelineRequest(machine("pp=2"), 1 << 40, cut=("layers.2.up",), effort="low"))
+    found = simulate_pipeline(made.stages, made.schedules, made.order, values).outputs
+    for key, wanted in run_on_one(graph, values).items():
+        assert key[1] == "microbatch.divisor" or torch.equal(found[key], wanted), key

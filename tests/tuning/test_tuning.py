@@ -135,10 +135,10 @@ def test_wrong_options_are_refused_before_a_search() -> None:
         tuned()
 
 
-def test_it_takes_what_plan_takes_but_the_cost_model() -> None:
-    """Plans that are run are priced with what they take."""
+def test_it_takes_what_plan_takes_but_the_cost_model_and_the_way_of_inputs() -> None:
+    """Plans that are run are priced with what they take. Every rank has the whole batch of the target."""
     plan, tune = (inspect.signature(call).parameters for call in (autopar.plan, autopar.tune))
-    assert set(tune) - set(plan) == {"candidates", "rounds", "say"} and set(plan) - set(tune) == {"cost_model"}
+    assert set(tune) - set(plan) == {"candidates", "rounds", "say"} and set(plan) - set(tune) == {"cost_model", "inputs"}
     for name in set(plan) & set(tune) - {"model"}:
         assert (plan[name].default, plan[name].annotation) == (tune[name].default, tune[name].annotation)
     assert (tune["candidates"].default, tune["rounds"].default) == (5, ROUNDS)
