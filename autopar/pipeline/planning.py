@@ -24,7 +24,7 @@ from autopar.schedule import Schedule
 from autopar.search import Progress, SearchResult, find_plan
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh
-from solvers.pipeline import Mode, PipelineProblem, PipelineSolution, solve_pipeline
+from solvers.pipeline import Mode, PipelineProblem, solve_pipeline
 
 AXIS = "pp"
 """The mesh axis that stages lie along, the outermost."""
@@ -153,8 +153,8 @@ class _Planner:
             raise UsageError(message, f"take fewer stages ({AXIS})")
         best: PipelineResult | None = None
         for _ in range(ROUNDS):
-            cut, in_flight = self._choose_cut(tables, whole.schedule)
-            made = self._plan_cut(cut, in_flight, whole.schedule)
+            cut = self._choose_cut(tables)
+            made = self._plan_cut(cut, whole.schedule)
             if made is None or (best is not None and made.cut == best.cut):
                 break
             if best is None or made.times.step < best.times.step:
@@ -180,17 +180,15 @@ class _Planner:
         one = max(whole.bound_seconds - count * best.times.step, 0.0) / MANY
         return one / (1.0 - (1.0 - 1.0 / m) ** count)
 
-    def _choose_cut(self, tables: LayerTables, schedule: Schedule) -> tuple[tuple[str, ...], Sequence[int]]:
-        """The cut, and how many microbatches each stage holds in flight."""
-        limit = float(self.asked.memory_limit)
-        transfer = self._transfer_seconds(schedule, [])
+    def _choose_cut(self, tables: LayerTables) -> tuple[str, ...]:
+        """The first module of each stage but the first."""
         if self.asked.cut is not None:
             stages = cut_graph(self.graph, self.asked.cut)
             if len(stages.graphs) != self.asked.count:
                 message = f"{len(stages.graphs)} stages are named, {AXIS} is {self.asked.count}"
                 raise UsageError(message, "name the first module of each stage but the first")
-            return self.asked.cut, [min(self.asked.count - stage, self.microbatches) for stage in range(self.asked.count)]
-        problem = PipelineProblem(tables.modes, self.asked.count, self.microbatches, transfer=transfer, limit=limit)
+            return self.asked.cut
+        problem = PipelineProblem(tables.modes, self.asked.count, self.microbatches, limit=float(self.asked.memory_limit))
         solution = solve_pipeline(problem, work=SOLVE_SECONDS)
         if solution.plan is None:
             problem = replace(problem, limit=None)
@@ -200,16 +198,21 @@ class _Planner:
         for layers in solution.plan.cut[:-1]:
             ends += layers
             cut.append(tables.units[ends])
-        return tuple(cut), _in_flight(solution)
+        return tuple(cut)
 
-    def _plan_cut(self, cut: tuple[str, ...], in_flight: Sequence[int], whole: Schedule) -> PipelineResult | None:
-        """The pipeline of a cut; None where it does not fit in memory."""
+    def _plan_cut(self, cut: tuple[str, ...], whole: Schedule) -> PipelineResult | None:
+        """The pipeline of a cut; None where it does not fit in memory.
+
+        Each stage is planned for as many microbatches in flight as 1F1B holds, one more than the stages behind it. The timetable then has
+        more where they fit, which need no room made for them: seconds of recomputation cost more than what they gain.
+        """
         stages = cut_graph(self.graph, cut)
         specs = crossing_specs(stages, whole)
         found, costs = list[SearchResult](), list[StageCosts]()
         for stage, graph in enumerate(stages.graphs):
+            in_flight = min(len(stages.graphs) - stage, self.microbatches)
             try:
-                result = self._plan_stage(graph, _pins(graph, specs) | _tied_pins(graph, stages, found), in_flight[stage])
+                result = self._plan_stage(graph, _pins(graph, specs) | _tied_pins(graph, stages, found), in_flight)
             except InfeasibleError:
                 return None
             found.append(result)
@@ -325,18 +328,6 @@ def _scaled(tables: LayerTables, made: PipelineResult, factors: Sequence[tuple[f
         for unit in units:
             modes[unit] = tuple(replace(mode, forward=mode.forward * forward, backward=mode.backward * backward) for mode in modes[unit])
     return LayerTables(tables.units, tuple(modes))
-
-
-def _in_flight(solution: PipelineSolution) -> list[int]:
-    assert solution.plan is not None
-    found = list[int]()
-    for line in solution.plan.orders:
-        flying = most = 0
-        for operation in line:
-            flying += 1 if operation.kind == "F" else -1
-            most = max(most, flying)
-        found.append(most)
-    return found
 
 
 def _numbered(line: Sequence[object]) -> list[str]:
