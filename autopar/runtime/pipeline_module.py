@@ -6,6 +6,7 @@ gradients that are already there.
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from autopar.runtime.accumulation import AccumulatedCall
 from autopar.runtime.agreement import everyones, together
 from autopar.runtime.calls import CallTree
 from autopar.runtime.collectives import Values
-from autopar.runtime.compiling import bind_step, check_torch, example_of, find_device, own_constants, start_process_group
+from autopar.runtime.compiling import bind_step, check_torch, example_of, find_device, join_launched, own_constants, start_process_group
 from autopar.runtime.execution import Executable
 from autopar.runtime.groups import Team, team_of
 from autopar.runtime.module import ShardedModule
@@ -264,10 +265,11 @@ def compile_pipeline(
     check_seed(seed)
     check_torch(plan)
     mesh = Mesh(tuple(plan.mesh.items()) if len(plan.mesh) > 1 else (*plan.mesh.items(), ("dp", 1)))
+    join_launched()
     start_process_group(mesh)
     where, team = find_device(device, model), team_of(None)
     loss = loss or plan.loss
-    if len(set(everyones(hash(plan.to_json()), team))) > 1 and len({*everyones(plan.objective.seconds, team)}) > 1:
+    if len(set(everyones(hashlib.sha256(plan.to_json().encode()).hexdigest(), team))) > 1:
         raise MismatchError("ranks hold different plans", "give every rank the same plan file")
 
     captured, replayed = together(lambda: capture_pipeline(model, plan, loss), team)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -179,6 +182,34 @@ def test_a_whole_state_dict_is_loaded_by_each_stage() -> None:
         return float(module(*args).detach())
 
     assert on_ranks(run, 2) == pytest.approx([changed(*args).item()] * 2, rel=1e-12)
+
+
+SCRIPT = """
+import torch, autopar
+import torch.distributed as dist
+from tests.pipeline.models import build
+
+model, args = build("masked")
+module = autopar.compile_pipeline(model, "plan.json")
+loss = module(*args)
+loss.backward()
+print("loss", loss.item(), dist.get_world_size(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_it_runs_under_torchrun(tmp_path: Path) -> None:
+    plan_of("masked", "pp=2").save(tmp_path / "plan.json")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+    )
+    model, args = build("masked")
+    found = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("loss")]
+    assert done.returncode == 0, done.stderr
+    assert found == pytest.approx([model(*args).item()] * 2, rel=1e-12)
 
 
 def test_a_copy_runs_in_the_pipeline_with_weights_of_its_own() -> None:
