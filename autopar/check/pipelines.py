@@ -28,7 +28,7 @@ class Slot(NamedTuple):
 
 
 def check_pipeline(plan: PipelinePlan, graph: Graph | None = None) -> tuple[Difference, ...]:
-    """Every difference between what a pipeline's plan says and what follows from it, what cannot be run first; empty when it holds.
+    """Differences between a pipeline's plan and what is recomputed, those first that keep it from running; empty when it holds.
 
     Args:
         graph: the model's graph of one microbatch, to compare its hash with the plan's.

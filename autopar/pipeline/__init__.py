@@ -7,7 +7,7 @@ layer_tables  seconds and bytes of each layer in a plan of the whole graph
 planning      ``plan_pipeline``: a cut, a plan of each stage and a timetable, with a bound
 """
 
-from autopar.pipeline.cutting import Boundary, Stages, cut_graph, find_units
+from autopar.pipeline.cutting import STAGE_AXIS, Boundary, Stages, cut_graph, find_units
 from autopar.pipeline.timetable import Action
 
-__all__ = ["Action", "Boundary", "Stages", "cut_graph", "find_units"]
+__all__ = ["STAGE_AXIS", "Action", "Boundary", "Stages", "cut_graph", "find_units"]

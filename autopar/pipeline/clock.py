@@ -27,7 +27,6 @@ class StageCosts:
         optimizer: seconds of the optimizer's step.
         held: bytes that a microbatch holds between its halves.
         peak: bytes at the peak, with one microbatch in flight.
-        received: bytes of one value that enters from each boundary, the largest.
     """
 
     forward: float
@@ -38,7 +37,7 @@ class StageCosts:
     peak: int
 
     def peak_with(self, in_flight: int) -> int:
-        """Bytes at the peak with so many microbatches in flight: one inside an action, the others between halves."""
+        """Peak bytes with ``in_flight`` microbatches: one is inside an action, the others are between halves."""
         return self.peak + (max(in_flight, 1) - 1) * self.held
 
 
@@ -93,7 +92,7 @@ class PipelineTimes:
 
 def time_pipeline(stages: Stages, costs: Sequence[StageCosts], order: Sequence[Action], transfer: float) -> PipelineTimes:
     """The step that a total order of actions makes."""
-    count, last = len(costs), 1 + max(action.microbatch for action in order) - 1
+    count, last = len(costs), max(action.microbatch for action in order)
     free, busy, begins = [0.0] * count, [0.0] * count, list[float]()
     flying, most = [0] * count, [0] * count
     ends: dict[tuple[int, Phase, int], float] = {}

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autopar.errors import UsageError
-from autopar.graph import CONVERSION, RECEIVE, SEND, Accumulation, Graph, GraphInput, GraphOutput, Op, Phase, layer_of
+from autopar.graph import CONVERSION, DIVISOR, RECEIVE, SEND, Accumulation, Graph, GraphInput, GraphOutput, Op, Phase, layer_of
 
+STAGE_AXIS = "pp"
+"""The mesh axis that a pipeline's stages lie along, the outermost."""
 _ADDING = "aten.add.Tensor"
 _LINEAR = frozenset({CONVERSION, "aten.view.default", "aten.transpose.int", "aten.t.default", "aten.permute.default"})
 """Operators of one input that give the same of a sum as the sum of what they give."""
@@ -93,6 +95,9 @@ def _check(graph: Graph) -> None:
     if graph.mode != "train" or graph.loss is None:
         raise UsageError("a pipeline needs a training graph with a scalar loss", "let forward return the loss, or pass loss=")
     for output in graph.outputs:
+        if output.kind == "output" and output.name not in ("loss", DIVISOR):
+            message = f"the output {output.name} stands beside the loss, which is all that a pipeline hands out"
+            raise UsageError(message, "let forward return the loss alone, or plan without pp")
         if output.kind == "buffer":
             raise UsageError(f"the buffer {output.name} changes in forward, and a pipeline runs it out of order", "plan without pp")
         if output.kind == "gradient" and graph.owners[output] in {item.tensor for item in graph.of_kind("input")}:

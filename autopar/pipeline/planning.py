@@ -17,17 +17,15 @@ from autopar.effort import DEFAULT_EFFORT, Effort
 from autopar.errors import InfeasibleError, UsageError
 from autopar.graph import DTYPE_BYTES, Graph
 from autopar.pipeline.clock import PipelineTimes, StageCosts, measure_stage, time_pipeline
-from autopar.pipeline.cutting import Stages, cut_graph
+from autopar.pipeline.cutting import STAGE_AXIS, Stages, cut_graph
 from autopar.pipeline.layer_tables import LayerTables, measure_layers
 from autopar.pipeline.timetable import Action, read_order
 from autopar.schedule import Schedule
 from autopar.search import Progress, SearchResult, find_plan
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh
-from solvers.pipeline import Mode, PipelineProblem, solve_pipeline
+from solvers.pipeline import Mode, PipelineProblem, numbered, solve_pipeline
 
-AXIS = "pp"
-"""The mesh axis that stages lie along, the outermost."""
 MANY = 1 << 16
 """Microbatches of the problem whose bound is that of one: what a step does once then counts for 1/65536 of a microbatch."""
 ROUNDS = 2
@@ -129,8 +127,8 @@ def plan_pipeline(graph: Graph, asked: PipelineRequest) -> PipelineResult:
         UsageError: a mesh without ``pp`` outermost, more stages than units, or a cut that the graph does not allow.
         InfeasibleError: no pipeline found fits in memory.
     """
-    if asked.machine.mesh.names[0] != AXIS:
-        raise UsageError(f"the mesh axis {AXIS} must be the outermost", f"write {AXIS} first, as in {AXIS}=2,dp=4")
+    if asked.machine.mesh.names[0] != STAGE_AXIS:
+        raise UsageError(f"the mesh axis {STAGE_AXIS} must be the outermost", f"write {STAGE_AXIS} first, as in {STAGE_AXIS}=2,dp=4")
     return _Planner(graph, asked).plan()
 
 
@@ -150,7 +148,7 @@ class _Planner:
         if len(tables.units) < self.asked.count:
             some = ", ".join(tables.units[:5])
             message = f"{self.asked.count} stages are asked for, and the model can be cut into {len(tables.units)} units: {some}"
-            raise UsageError(message, f"take fewer stages ({AXIS})")
+            raise UsageError(message, f"take fewer stages ({STAGE_AXIS})")
         best: PipelineResult | None = None
         for _ in range(ROUNDS):
             cut = self._choose_cut(tables)
@@ -167,14 +165,14 @@ class _Planner:
             tables = _scaled(tables, made, factors)
         if best is None:
             raise InfeasibleError(f"no pipeline found fits in {self.asked.memory_limit} bytes a rank", "allow more memory, or more stages")
-        return replace(best, bound_seconds=min(self._bound(whole, best), best.times.step))
+        return replace(best, bound_seconds=self._bound(whole, best))
 
     def _bound(self, whole: SearchResult, best: PipelineResult) -> float:
         """Seconds that no pipeline takes less than: B4 of the bounds on cuts and orders, from one bound on a microbatch.
 
-        The stages' plans, one after another, are a plan of the whole graph on one stage mesh. So MANY times the stages' seconds, with what
-        they do once a step, are at least the bound of MANY microbatches. What is done once takes no pipeline that is better than the best
-        longer than its step in each stage. ``T >= S / (1 - (1 - 1/m)^p)``.
+        Plans of the stages, one after another, are a plan of the whole graph on one stage mesh. Its bound holds for MANY times their
+        seconds and what they do once a step. In a better pipeline what a stage does once takes less than the best step.
+        ``T >= S / (1 - (1 - 1/m)^p)``.
         """
         count, m = self.asked.count, self.microbatches
         one = max(whole.bound_seconds - count * best.times.step, 0.0) / MANY
@@ -185,7 +183,7 @@ class _Planner:
         if self.asked.cut is not None:
             stages = cut_graph(self.graph, self.asked.cut)
             if len(stages.graphs) != self.asked.count:
-                message = f"{len(stages.graphs)} stages are named, {AXIS} is {self.asked.count}"
+                message = f"{len(stages.graphs)} stages are named, {STAGE_AXIS} is {self.asked.count}"
                 raise UsageError(message, "name the first module of each stage but the first")
             return self.asked.cut
         problem = PipelineProblem(tables.modes, self.asked.count, self.microbatches, limit=float(self.asked.memory_limit))
@@ -217,13 +215,13 @@ class _Planner:
                 return None
             found.append(result)
             costs.append(measure_stage(result.schedule, self.asked.optimizer))
-        transfer = self._transfer_seconds(whole, [_local_bytes(one.tensor, specs, whole) for one in stages.boundaries])
+        transfer = self._transfer_seconds([_local_bytes(one.tensor, specs, whole) for one in stages.boundaries])
         modes = tuple((Mode(one.forward, one.backward, 0.0, float(one.held), float(one.peak - one.held)),) for one in costs)
         problem = PipelineProblem(modes, len(modes), self.microbatches, transfer=transfer, limit=float(self.asked.memory_limit))
         solution = solve_pipeline(problem, work=SOLVE_SECONDS)
         if solution.plan is None:
             return None
-        order = read_order([" ".join(_numbered(line)) for line in solution.plan.orders])
+        order = read_order([" ".join(f"{one.kind}{one.microbatch}" for one in numbered(line)) for line in solution.plan.orders])
         times = time_pipeline(stages, costs, order, transfer)
         return PipelineResult(stages, cut, tuple(found), tuple(costs), order, times, transfer, 0.0)
 
@@ -252,7 +250,7 @@ class _Planner:
             )  # fmt: skip
         return self.known[key]
 
-    def _transfer_seconds(self, schedule: Schedule, crossing: Sequence[int]) -> float:
+    def _transfer_seconds(self, crossing: Sequence[int]) -> float:
         """Of the largest value that crosses, on one rank."""
         whole = self.asked.machine
         size = max(crossing, default=0)
@@ -328,14 +326,3 @@ def _scaled(tables: LayerTables, made: PipelineResult, factors: Sequence[tuple[f
         for unit in units:
             modes[unit] = tuple(replace(mode, forward=mode.forward * forward, backward=mode.backward * backward) for mode in modes[unit])
     return LayerTables(tables.units, tuple(modes))
-
-
-def _numbered(line: Sequence[object]) -> list[str]:
-    """A stage's order with the microbatch of each action."""
-    seen: dict[str, int] = {}
-    words = []
-    for operation in line:
-        kind = str(operation)[0]
-        words.append(f"{kind}{seen.get(kind, 0)}")
-        seen[kind] = seen.get(kind, 0) + 1
-    return words

@@ -1,4 +1,4 @@
-"""The timetable: one total order of actions, of which each rank runs those of its stage.
+"""Timetable: one total order of actions. Each rank runs those of its stage, in that order.
 
 That one order exists is the proof that nothing waits for ever: the first unfinished action has all that it reads, also where a sender
 waits for its receiver.

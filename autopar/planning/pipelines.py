@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from autopar.errors import UsageError
 from autopar.graph import layer_of
 from autopar.options import AUTO, PlanOptions, user_errors
+from autopar.pipeline import STAGE_AXIS
 from autopar.planning.session import open_session
 from autopar.target import Target
 from cost_models import Machine, Mesh
@@ -16,10 +17,6 @@ from cost_models import Machine, Mesh
 if TYPE_CHECKING:
     from autopar.graph import Graph
     from autopar.pipeline_plan import PipelinePlan
-
-STAGE_AXIS = "pp"
-"""The mesh axis that a pipeline's stages lie along."""
-
 
 def is_pipeline(mesh: Mesh | None) -> bool:
     """Whether a mesh has an axis for stages."""

@@ -11,7 +11,7 @@ from autopar.pipeline import Action, Stages, cut_graph
 from autopar.pipeline.planning import PipelineRequest, PipelineResult
 from autopar.pipeline.timetable import problems_of, read_order, write_order
 from autopar.pipeline_plan import BoundaryPlan, CallInput, PipelinePlan, StagePlan
-from autopar.recording.replaying import machine_of, plain, replay
+from autopar.recording.replaying import plain, replay
 from autopar.recording.writing import PROOF, record, torch_version
 from autopar.rows import AccumulationPlan, CreatedBy, Model, Objective
 from autopar.schedule import Schedule
@@ -138,5 +138,3 @@ def _accumulation(plan: PipelinePlan, graph: Graph) -> Accumulation:
     cut = tuple(tensors[name] for name in row.cut)
     return Accumulation(plan.microbatches, cut, row.weight, row.whole, row.reason or "", row.divisor or "")
 
-
-__all__ = ["ReplayedPipeline", "machine_of", "record_pipeline", "replay_pipeline"]

@@ -85,12 +85,12 @@ class StageRun:
     def kept(self) -> Sequence[str]:
         """The values that backward reads."""
         late = [self.sent[one.tensor] for one in self.stages.sent(self.stage, "backward")]
-        return (*self.executable.kept, *late)
+        return (*self.executable.kept, *late, *self.step.leaving)
 
     @property
     def left(self) -> Sequence[str]:
         """The values that leave at the end of the step."""
-        return list(self.step.gradients)
+        return (*self.step.gradients, *self.step.leaving)
 
     def finish(self) -> Sequence[Values]:
         """The step's outputs and gradients of each hosted rank; gradients of tied weights are this stage's share."""

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from solvers.pipeline.simulation import Simulation, simulate
     from solvers.pipeline.solution import PipelineSolution
     from solvers.pipeline.solving import solve_pipeline
-    from solvers.pipeline.timetable import Action, Operation, PipelinePlan, check_legal, merge_orders, parse_orders
+    from solvers.pipeline.timetable import Action, Operation, PipelinePlan, check_legal, merge_orders, numbered, parse_orders
 
 __all__ = [
     "Action", "Mode", "Operation", "PipelinePlan", "PipelineProblem", "PipelineSolution", "Simulation", "check_legal", "load",
-    "merge_orders", "parse_orders", "simulate", "solve_pipeline",
+    "merge_orders", "numbered", "parse_orders", "simulate", "solve_pipeline",
 ]  # fmt: skip
 
 _HOME = {
@@ -42,6 +42,7 @@ _HOME = {
     "check_legal": "timetable",
     "load": "file_format",
     "merge_orders": "timetable",
+    "numbered": "timetable",
     "parse_orders": "timetable",
     "simulate": "simulation",
     "solve_pipeline": "solving",

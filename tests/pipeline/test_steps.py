@@ -55,6 +55,7 @@ def test_outputs_and_gradients_are_those_of_one_device(name: str, mesh: str) -> 
     assert len(made.schedules) == made.stages.boundaries[-1].source + 1
     order, wanteds = list(made.order), run_on_one(graph, values)
     assert not list(problems_of(order, made.stages, 4))
+    assert 0 < made.bound_seconds <= made.times.step
     for one in (order, gpipe(len(made.schedules), 4), random_order(made.stages, 4, 1)):
         found = simulate_pipeline(made.stages, made.schedules, one, values).outputs
         for key, wanted in wanteds.items():
@@ -75,8 +76,9 @@ def test_a_pipeline_on_one_rank_a_stage_is_the_plan_without_it_bit_by_bit(name: 
         assert key[1] == "microbatch.divisor" or torch.equal(found[key], wanted), key
 
 
-def test_microbatches_fewer_than_stages() -> None:
-    model, args, graph = capture("llama", 2)
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_microbatches_fewer_than_stages(microbatches: int) -> None:
+    model, args, graph = capture("llama", microbatches)
     values = values_of(graph, model, args)
     made = plan_pipeline(graph, PipelineRequest(machine("pp=4"), 1 << 40))
     found = simulate_pipeline(made.stages, made.schedules, made.order, values).outputs

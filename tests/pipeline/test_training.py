@@ -28,9 +28,9 @@ from tests.runtime.test_training import on_ranks
 STEPS = 3
 
 
-def plan_of(name: str, mesh: str, **options: Any) -> PipelinePlan:
+def plan_of(name: str, mesh: str, microbatches: int = 4, **options: Any) -> PipelinePlan:
     model, args = build(name)
-    made = autopar.plan_pipeline(model, args, mesh=mesh, microbatches=4, hardware=stressed(), effort="low", **options)
+    made = autopar.plan_pipeline(model, args, mesh=mesh, microbatches=microbatches, hardware=stressed(), effort="low", **options)
     return PipelinePlan.from_json(made.to_json())
 
 
@@ -69,6 +69,29 @@ def test_training_is_that_of_one_device(name: str, mesh: str) -> None:
             torch.testing.assert_close(value, weights[key], rtol=1e-7, atol=1e-9)
         seen.update(state)
     assert seen == set(weights)
+
+
+def test_one_microbatch_is_a_pipeline_too() -> None:
+    plan, (model, args) = plan_of("llama", "pp=2", microbatches=1), build("llama")
+    wanted = train(copy.deepcopy(model), args)[0]
+    assert [found[0] for found in on_ranks(lambda rank: train(autopar.compile_pipeline(model, plan), args), 2)] == [
+        pytest.approx(wanted, rel=1e-9)
+    ] * 2
+
+
+class Beside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.layers[1](self.layers[0](x))
+        return {"loss": (x**2).mean(), "largest": x.abs().mean()}
+
+
+def test_outputs_beside_the_loss_are_refused() -> None:
+    with pytest.raises(UsageError, match="the output largest stands beside the loss"):
+        autopar.plan_pipeline(Beside(), (torch.randn(8, 4),), mesh="pp=2", microbatches=4)
 
 
 @pytest.mark.slow
