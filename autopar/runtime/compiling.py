@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import count
 from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
 
 from autopar.errors import MismatchError, UsageError
 from autopar.importer import Capture, capture, cut_call
@@ -35,6 +37,9 @@ from autopar.schedule import Schedule
 from autopar.seeds import check_seed
 from autopar.torch_compat import checkpoint_in_chunks, flatten_axes, forward_of, lay_by_parts, teach_dtensors
 from cost_models import Mesh
+
+_STARTS = count()
+"""Process groups that `join_launched` has started in this process: equal on all ranks."""
 
 Execute = Literal["eager", "graph", "compiled"]
 Example = tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]]
@@ -122,7 +127,10 @@ def join_launched() -> None:
     """
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         try:
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            store, rank, ranks = next(rendezvous("env://"))
+            # A prefix for each start: torchrun's store outlives a group, and keys of an ended group name ports that nobody listens on.
+            store = dist.PrefixStore(f"autopar/{next(_STARTS)}", store)
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank, world_size=ranks)
         except ValueError as error:
             hint = "start the script with torchrun, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or set all of them"
             raise UsageError(f"torch.distributed cannot be started from the environment: {error}", hint) from error
