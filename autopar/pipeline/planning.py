@@ -18,9 +18,10 @@ from autopar.errors import InfeasibleError, UsageError
 from autopar.graph import DTYPE_BYTES, Graph
 from autopar.pipeline.clock import PipelineTimes, StageCosts, measure_stage, time_pipeline
 from autopar.pipeline.cutting import STAGE_AXIS, Stages, cut_graph
+from autopar.pipeline.equal_stages import schedule_for, structure_of
 from autopar.pipeline.layer_tables import LayerTables, measure_layers
 from autopar.pipeline.timetable import Action, read_order
-from autopar.schedule import Schedule
+from autopar.schedule import Schedule, memory
 from autopar.search import Progress, SearchResult, find_plan
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh
@@ -136,8 +137,8 @@ class _Planner:
     def __init__(self, graph: Graph, asked: PipelineRequest) -> None:
         self.graph, self.asked, self.machine = graph, asked, asked.stage_machine
         self.microbatches = graph.microbatches
-        self.known: dict[tuple[str, tuple[tuple[str, str], ...], int], SearchResult] = {}
-        """Plans of stages by graph, pins and limit: equal stages share theirs."""
+        self.known: dict[tuple[str, int], SearchResult] = {}
+        """Plans of stages by structure and limit in bytes: equal stages share theirs."""
 
     def plan(self) -> PipelineResult:
         many = self.graph.accumulated(replace(self.graph.accumulation, microbatches=MANY, cut=()))
@@ -240,7 +241,7 @@ class _Planner:
         return result
 
     def _search(self, graph: Graph, pins: Mapping[str, str], limit: int, *, recompute: bool) -> SearchResult:
-        key = graph.sha256, tuple(sorted(pins.items())), limit
+        key = structure_of(graph, pins), limit
         if key not in self.known:
             asked = self.asked
             left = LONGEST_SECONDS if asked.deadline is None else max(asked.deadline - perf_counter(), LEAST_SECONDS)
@@ -248,7 +249,11 @@ class _Planner:
                 graph, self.machine, memory_bytes=limit, optimizer=asked.optimizer, constraints=pins, recompute=recompute,
                 baselines=False, time_limit=left, effort=asked.effort, seed=asked.seed, progress=asked.progress,
             )  # fmt: skip
-        return self.known[key]
+        found = self.known[key]
+        if found.schedule.graph.sha256 == graph.sha256:
+            return found
+        schedule = schedule_for(graph, found.schedule)
+        return replace(found, schedule=schedule, memory=memory(schedule, found.optimizer), scheduled_plan=None, searched_assignment=None)
 
     def _transfer_seconds(self, crossing: Sequence[int]) -> float:
         """Of the largest value that crosses, on one rank."""

@@ -38,7 +38,7 @@ from autopar.runtime.settings import Settings, held_by
 from autopar.runtime.steps import Call, Saved, Step
 from autopar.runtime.weights import Initialise, Place, copy_tree, initialise, own_tensors, shard_weights
 from autopar.seeds import check_seed
-from autopar.torch_compat import forward_of, join_total_norms
+from autopar.torch_compat import flatten_axes, forward_of, join_total_norms
 from cost_models import Mesh
 
 LOSS = GraphOutput("loss", "output", "loss")
@@ -278,6 +278,7 @@ def compile_pipeline(
     groups = create_groups(replayed.stages, ranks)
     schedule = replayed.schedules[ranks.stage]
     part = whole_mesh[mesh.names[1:]]
+    flatten_axes(part)
     place = Place(schedule.machine.mesh, part, team_of(part), where)
     step = bind_step(
         schedule, own_constants(schedule, captured.constants, place),

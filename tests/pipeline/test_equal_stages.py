@@ -1,0 +1,82 @@
+"""Stages of equal structure share a search: the schedule of one, in the names of another, is a legal plan of that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from autopar.check.pipelines import check_pipeline
+from autopar.graph import Graph
+from autopar.pipeline import cut_graph, planning
+from autopar.pipeline.equal_stages import schedule_for, structure_of
+from autopar.pipeline.planning import PipelineRequest, plan_pipeline
+from autopar.recording.pipelines import record_pipeline
+from tests.pipeline.models import capture, machine
+
+CUT = ("layers.1", "layers.2", "layers.3")
+
+
+@lru_cache
+def graph_of(model: str) -> Graph:
+    _, _, graph = capture(model, 4)
+    return graph
+
+
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    """The graphs that are searched from now on."""
+    found: list[Graph] = []
+    search = planning.find_plan
+
+    def noting(graph: Graph, *rest: Any, **options: Any) -> Any:
+        found.append(graph)
+        return search(graph, *rest, **options)
+
+    monkeypatch.setattr(planning, "find_plan", noting)
+    return found
+
+
+@pytest.mark.parametrize("model", ["llama", "moe"])
+def test_inner_stages_share_one_search_and_their_plans_hold(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of(model)
+    searched = searches(monkeypatch)
+    asked = PipelineRequest(machine("pp=4,dp=2,tp=2", stress=True), 1 << 40, cut=CUT, effort="low")
+    found = plan_pipeline(graph, asked)
+    plan = record_pipeline(graph, asked, found, target="shared", pins={}, solve_seconds=0.0)
+    assert [one.sha256 for one in searched[1:]] == [found.stages.graphs[stage].sha256 for stage in (0, 1, 3)]
+    assert any(call.kind != "all_reduce" for call in found.schedules[2].calls), "nothing is resharded: the renaming is not tried"
+    assert not check_pipeline(plan, graph)
+
+
+def test_a_schedule_taken_over_is_the_one_that_a_search_finds() -> None:
+    graph = graph_of("llama")
+    first, second = cut_graph(graph, CUT).graphs[1:3]
+    whole, limit = machine("dp=2,tp=2", stress=True), 1 << 40
+    one, other = (planning.find_plan(each, whole, memory_bytes=limit, baselines=False, effort="low").schedule for each in (first, second))
+    assert str(schedule_for(second, one)) == str(other) and first.sha256 != second.sha256
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("an operator", lambda graph: replace(graph, ops=(*graph.ops[:-1], replace(graph.ops[-1], target="aten.sub.Tensor")))),
+        ("a module", lambda graph: replace(graph, ops=(*graph.ops[:-1], replace(graph.ops[-1], module="elsewhere")))),
+        ("the repeats", lambda graph: replace(graph, groups=())),
+        ("the microbatches", lambda graph: graph.accumulated(replace(graph.accumulation, microbatches=8))),
+        ("an output", lambda graph: replace(graph, outputs=graph.outputs[:-1])),
+        ("what trains", lambda graph: replace(graph, inputs=(replace(graph.inputs[0], trained=False), *graph.inputs[1:]))),
+    ],
+)  # fmt: skip
+def test_stages_that_differ_have_different_structures(what: str, change: Any) -> None:
+    graph = graph_of("llama")
+    one = cut_graph(graph, ("layers.1", "layers.3")).graphs[1]
+    assert structure_of(change(one), {}) != structure_of(one, {}), what
+
+
+def test_pins_are_part_of_the_structure() -> None:
+    graph = graph_of("llama")
+    first, second = cut_graph(graph, CUT).graphs[1:3]
+    one, other = first.inputs[0].name, second.inputs[0].name
+    assert structure_of(first, {one: "R"}) == structure_of(second, {other: "R"}) != structure_of(first, {one: "S0"})
