@@ -11,7 +11,17 @@ from autopar.effort import DEFAULT_EFFORT, Effort
 from autopar.errors import UsageError
 from autopar.files import read_text
 from autopar.graph import Graph
-from autopar.options import MeshLike, PlanOptions, check_number, check_pins, read_memory_limit, read_mesh, resolve_hardware, user_errors
+from autopar.options import (
+    AUTO,
+    MeshLike,
+    PlanOptions,
+    check_number,
+    check_pins,
+    read_memory_limit,
+    read_mesh,
+    resolve_hardware,
+    user_errors,
+)
 from autopar.pareto import Pareto
 from autopar.plan import Plan
 from autopar.planning.capturing import captures_of
@@ -138,7 +148,7 @@ def plan_pipeline(
     kwargs: Mapping[str, Any] | None = None,
     *,
     mesh: MeshLike,
-    microbatches: int,
+    microbatches: int | str = AUTO,
     stages: str | Sequence[str] | None = None,
     hardware: str | os.PathLike[str] | Hardware | None = None,
     loss: Callable[..., Any] | None = None,
@@ -157,7 +167,8 @@ def plan_pipeline(
 
     Args:
         mesh: ``pp`` outermost, then the axes of each stage: ``"pp=4,dp=2,tp=2"``.
-        microbatches: number of equal parts of the batch, along dim 0 of the inputs. About four for each stage keep stages busy.
+        microbatches: number of equal parts of the batch, along dim 0 of the inputs; ``auto`` tries powers of two, from one for each stage
+            on, as long as more gain.
         stages: the first module of each stage but the first, or counts of equal layers, ``"8,9,8,7"``; chosen when not given.
         others: as of ``plan``.
 
@@ -167,7 +178,7 @@ def plan_pipeline(
     """
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), compute_dtype=compute_dtype, optimizer=optimizer, recompute=recompute,
-        microbatches=check_number(microbatches), effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
+        microbatches=microbatches, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
     )  # fmt: skip
     memory_limit = read_memory_limit(memory, options.hardware)
     return plan_stages(Target(model, args, kwargs or {}, loss, loss_args), options, memory_limit, stages)

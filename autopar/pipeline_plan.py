@@ -75,6 +75,7 @@ class PipelinePlan(Row):
     hardware: dict[str, Any]
     mesh: dict[str, Annotated[int, Field(ge=1, lt=2**31)]]
     microbatches: Annotated[int, Field(ge=1)]
+    microbatches_tried: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     accumulation: AccumulationPlan | None = None
     memory_limit_bytes_per_rank: Count
     pins: dict[str, str] = Field(default_factory=dict)

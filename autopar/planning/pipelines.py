@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from autopar.errors import UsageError
-from autopar.graph import layer_of
+from autopar.errors import InfeasibleError, UsageError
+from autopar.graph import Graph, layer_of
 from autopar.options import AUTO, PlanOptions, user_errors
 from autopar.pipeline import STAGE_AXIS
-from autopar.planning.session import open_session
+from autopar.planning.session import PlanSession, open_session
 from autopar.target import Target
 from cost_models import Machine, Mesh
 
 if TYPE_CHECKING:
-    from autopar.graph import Graph
+    from autopar.pipeline.planning import PipelineRequest, PipelineResult
     from autopar.pipeline_plan import PipelinePlan
+
 
 def is_pipeline(mesh: Mesh | None) -> bool:
     """Whether a mesh has an axis for stages."""
@@ -41,29 +43,69 @@ def plan_stages(target: Target, options: PlanOptions, memory_limit: int, stages:
     """
     _check(options)
     began = perf_counter()
+    if isinstance(target.model, Graph):
+        options = replace(options, microbatches=target.model.microbatches)
     session = open_session(target, options)
     if session.pins:
         some = ", ".join(list(session.pins)[:3])
         raise UsageError(f"pins ({some}) are not taken with {STAGE_AXIS} so far", "drop them, or plan without a pipeline")
-    graph = session.captures.of(session.numbers[0])
-    if options.microbatches != 1 and not graph.accumulation.whole:
-        message = f"{options.microbatches} microbatches do not add up to the batch: {graph.accumulation.reason}"
-        raise UsageError(message, "let the loss be a sum or a mean over rows, or plan without a pipeline")
-    from autopar.pipeline.planning import PipelineRequest, plan_pipeline  # for start-up time: imports the solvers
-    from autopar.recording.pipelines import record_pipeline
-
     assert options.mesh is not None
-    asked = PipelineRequest(
-        Machine(options.mesh, options.hardware, options.cost_model, options.execute), memory_limit, options.optimizer,
-        _cut(graph, stages, options.mesh.sizes[0]), recompute=options.recompute == "auto", effort=options.effort, seed=options.seed,
-        deadline=session.deadline, progress=options.progress,
-    )  # fmt: skip
+    stage_count = options.mesh.sizes[0]
+    numbers = session.numbers
+    if options.microbatches == AUTO:  # fewer than stages leave some without work
+        numbers = tuple(number for number in numbers if number >= stage_count) or numbers[-1:]
+    from autopar.recording.pipelines import record_pipeline  # for start-up time: imports the solvers
+
     with user_errors():
-        found = plan_pipeline(graph, asked)
+        graph, asked, found, tried = _best_of(numbers, session, memory_limit, stages)
     seconds = perf_counter() - began
-    made = record_pipeline(graph, asked, found, target=session.name, pins={}, solve_seconds=seconds)
+    made = record_pipeline(
+        graph, asked, found, target=session.name, pins={}, solve_seconds=seconds, tried=tried if options.microbatches == AUTO else None
+    )
     made.remember_loss(target.loss)
     return made
+
+
+def _best_of(
+    numbers: Sequence[int], session: PlanSession, memory_limit: int, stages: str | Sequence[str] | None
+) -> tuple[Graph, PipelineRequest, PipelineResult, tuple[int, ...]]:  # fmt: skip
+    """The best pipeline over numbers of microbatches, with its graph and request, its bound over all numbers tried, and these.
+
+    More are tried as long as they gain. One that does not fit is left out where another does.
+    """
+    from autopar.pipeline.planning import PipelineRequest, plan_pipeline  # for start-up time: imports the solvers
+
+    options, best, bounds = session.options, None, dict[int, float]()
+    assert options.mesh is not None
+    misfit: InfeasibleError | None = None
+    for number in numbers:
+        graph = session.captures.of(number)
+        if number != 1 and not graph.accumulation.whole:
+            if bounds or misfit:
+                break
+            message = f"{number} microbatches do not add up to the batch: {graph.accumulation.reason}"
+            raise UsageError(message, "let the loss be a sum or a mean over rows, or plan without a pipeline")
+        asked = PipelineRequest(
+            Machine(options.mesh, options.hardware, options.cost_model, options.execute), memory_limit, options.optimizer,
+            _cut(graph, stages, options.mesh.sizes[0]), recompute=options.recompute == "auto", effort=options.effort, seed=options.seed,
+            deadline=session.deadline, progress=options.progress,
+        )  # fmt: skip
+        try:
+            found = plan_pipeline(graph, asked)
+        except InfeasibleError as error:
+            misfit = error
+            continue
+        bounds[number] = found.bound_seconds
+        if best is not None and found.times.step >= best[2].times.step:
+            break
+        best = graph, asked, found
+        if perf_counter() >= session.deadline:
+            break
+    if best is None:
+        assert misfit is not None
+        raise misfit
+    graph, asked, found = best
+    return graph, asked, replace(found, bound_seconds=min(bounds.values())), tuple(bounds)
 
 
 def _check(options: PlanOptions) -> None:
@@ -72,8 +114,6 @@ def _check(options: PlanOptions) -> None:
         raise UsageError(f"the mesh axis {STAGE_AXIS} must be the outermost", f"write {STAGE_AXIS} first, as in {STAGE_AXIS}=2,dp=4")
     if options.mode != "train":
         raise UsageError(f"{STAGE_AXIS} is for training: a forward alone is not pipelined so far", "plan it without a pipeline")
-    if options.microbatches == AUTO:
-        raise UsageError(f"a pipeline takes one number of microbatches, not {AUTO}", "give a number: four for each stage keep stages busy")
     if options.cost_model == "communication":
         raise UsageError("the communication model gives stages no time, so nothing can be cut by it", "use the roofline model")
     if options.execute not in (None, "eager"):

@@ -19,8 +19,15 @@ from autopar.version import __version__
 
 
 def record_pipeline(
-    graph: Graph, asked: PipelineRequest, found: PipelineResult, *, target: str, pins: Mapping[str, str], solve_seconds: float
-) -> PipelinePlan:  # fmt: skip
+    graph: Graph,
+    asked: PipelineRequest,
+    found: PipelineResult,
+    *,
+    target: str,
+    pins: Mapping[str, str],
+    solve_seconds: float,
+    tried: tuple[int, ...] | None = None,
+) -> PipelinePlan:
     """The plan of a pipeline.
 
     Args:
@@ -28,6 +35,7 @@ def record_pipeline(
         target: what was planned, as the user named it.
         pins: the constraints as the user wrote them.
         solve_seconds: spent on the search.
+        tried: the numbers of microbatches that the bound is over, where several were tried.
     """
     stages = []
     for number, (result, cost) in enumerate(zip(found.found, found.costs, strict=True)):
@@ -59,6 +67,7 @@ def record_pipeline(
         hardware=plain(asked.machine.hardware.to_dict()),
         mesh=dict(asked.machine.mesh.axes),
         microbatches=graph.microbatches,
+        microbatches_tried=tried,
         accumulation=None if made.microbatches == 1 else AccumulationPlan(
             cut=tuple(names[name] for name in made.cut), weight=made.weight, whole=made.whole, reason=made.reason or None,
             divisor=made.divisor or None,

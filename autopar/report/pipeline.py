@@ -25,6 +25,9 @@ def _overview(plan: PipelinePlan) -> Table:
         ("memory", f"{units.size(plan.peak_memory_bytes_per_rank)} in the fullest stage, of {limit} per rank"),
         ("crossing", f"{units.size(crossing)} per rank and microbatch, {units.seconds(plan.transfer_seconds)}"),
     ]
+    if plan.microbatches_tried:
+        numbers = ", ".join(map(str, plan.microbatches_tried))
+        rows.insert(1, ("tried", f"{numbers} microbatches, the bound over these"))
     if plan.tied:
         rows.append(("tied", "; ".join(f"{name} in stages {', '.join(map(str, at))}" for name, at in plan.tied.items())))
     return Table(("", "pipeline"), tuple(rows))

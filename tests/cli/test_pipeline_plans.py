@@ -132,7 +132,6 @@ def test_commands_that_do_not_take_pipelines_say_so(command: tuple[str, ...], pl
     ("words", "said"),
     [
         (("--mesh", "dp=2,pp=2"), "the mesh axis pp must be the outermost"),
-        (("--mesh", "pp=2", "--microbatches", "auto"), "one number of microbatches"),
         (("--mesh", "pp=2", "--microbatches", "3"), "cannot be cut into 3"),
         (("--mesh", "pp=2", "--mode", "inference"), "pp is for training"),
         (("--mesh", "pp=2", "--pareto"), "without a pipeline so far"),
@@ -145,3 +144,19 @@ def test_commands_that_do_not_take_pipelines_say_so(command: tuple[str, ...], pl
 )
 def test_bad_input(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     refused(autopar(capsys, "plan", TARGET, "--hardware", "cpu-cluster", *words), 2, said)
+
+
+def test_auto_takes_the_number_of_microbatches_with_the_shortest_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, steps, bounds = tmp_path / "plan.json", dict[int, float](), []
+    words = [word for word in PLAN if word not in ("--microbatches", "4")]
+    made = autopar(capsys, *words, "--microbatches", "auto", "-o", path)
+    plan = PipelinePlan.from_json(path.read_text())
+    tried = plan.microbatches_tried
+    assert tried is not None and tried[0] == 2 and f"tried     {', '.join(map(str, tried))} microbatches" in made.out
+    for number in tried:
+        autopar(capsys, *words, "--microbatches", str(number), "-o", path)
+        single = PipelinePlan.from_json(path.read_text())
+        steps[number] = single.objective.seconds
+        bounds.append(single.objective.bound_seconds)
+    assert plan.microbatches == min(steps, key=steps.__getitem__)
+    assert (plan.objective.seconds, plan.objective.bound_seconds) == pytest.approx((min(steps.values()), min(bounds)), rel=1e-9)
