@@ -9,12 +9,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from time import perf_counter
 
 from autopar.effort import DEFAULT_EFFORT, Effort
-from autopar.errors import InfeasibleError, UsageError
+from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import DTYPE_BYTES, Graph
 from autopar.pipeline.clock import PipelineTimes, StageCosts, measure_stage, time_pipeline
 from autopar.pipeline.cutting import STAGE_AXIS, Stages, cut_graph
@@ -22,7 +22,7 @@ from autopar.pipeline.equal_stages import schedule_for, structure_of
 from autopar.pipeline.layer_tables import LayerTables, measure_layers
 from autopar.pipeline.timetable import Action, read_order
 from autopar.schedule import Schedule, memory
-from autopar.search import Progress, SearchResult, find_plan
+from autopar.search import Progress, SearchResult, Shared, find_plan
 from autopar.sharding import ShardingSpec
 from cost_models import Machine, Mesh
 from solvers.pipeline import Mode, PipelineProblem, numbered, solve_pipeline
@@ -133,16 +133,31 @@ def plan_pipeline(graph: Graph, asked: PipelineRequest) -> PipelineResult:
     return _Planner(graph, asked).plan()
 
 
+@dataclass
+class _Searched:
+    """The searches of one structure.
+
+    Args:
+        graph, pins: those that were searched, in their own names.
+        found: plans by limit in bytes.
+    """
+
+    graph: Graph
+    pins: Mapping[str, str]
+    shared: Shared = field(default_factory=Shared)
+    found: dict[int, SearchResult] = field(default_factory=dict)
+
+
 class _Planner:
     def __init__(self, graph: Graph, asked: PipelineRequest) -> None:
         self.graph, self.asked, self.machine = graph, asked, asked.stage_machine
         self.microbatches = graph.microbatches
-        self.known: dict[tuple[str, int], SearchResult] = {}
-        """Plans of stages by structure and limit in bytes: equal stages share theirs."""
+        self.searched: dict[str, _Searched] = {}
+        """Plans of stages by structure: equal stages share theirs."""
 
     def plan(self) -> PipelineResult:
         many = self.graph.accumulated(replace(self.graph.accumulation, microbatches=MANY, cut=()))
-        whole = self._search(many, {}, 1 << 62, recompute=False)
+        whole = self._search(_Searched(many, {}), 1 << 62, recompute=False)
         tables = measure_layers(whole.schedule, self.asked.optimizer)
         if not self.asked.recompute:
             tables = LayerTables(tables.units, tuple(modes[:1] for modes in tables.modes))
@@ -153,7 +168,12 @@ class _Planner:
         best: PipelineResult | None = None
         for _ in range(ROUNDS):
             cut = self._choose_cut(tables)
-            made = self._plan_cut(cut, whole.schedule)
+            try:
+                made = self._plan_cut(cut, whole.schedule)
+            except TimeLimitError:
+                if best is None:
+                    raise
+                break
             if made is None or (best is not None and made.cut == best.cut):
                 break
             if best is None or made.times.step < best.times.step:
@@ -227,33 +247,47 @@ class _Planner:
         return PipelineResult(stages, cut, tuple(found), tuple(costs), order, times, transfer, 0.0)
 
     def _plan_stage(self, graph: Graph, pins: Mapping[str, str], in_flight: int) -> SearchResult:
-        """The plan of a stage that leaves room for the microbatches between their halves."""
+        """The plan of a stage that leaves room for the microbatches between their halves: the fastest of all limits tried."""
+        known = self.searched.setdefault(structure_of(graph, pins), _Searched(graph, pins))
         limit = self.asked.memory_limit
         for _ in range(SHRINKS):
-            result = self._search(graph, pins, limit, recompute=self.asked.recompute)
+            try:
+                result = self._search(known, limit)
+            except InfeasibleError:  # fewer microbatches in flight may fit
+                if not known.found:
+                    raise
+                break
+            fitting = [one for one in known.found.values() if self._over(one, in_flight) <= 0]
+            if fitting:
+                result = min(fitting, key=lambda one: one.seconds)
+                break
             cost = measure_stage(result.schedule, self.asked.optimizer)
-            over = cost.peak_with(in_flight) - self.asked.memory_limit
-            if over <= 0:
-                return result
             rest = cost.peak - result.memory.resting
-            share = max(1.0 - over / max(rest + (in_flight - 1) * cost.held, 1), 0.1)
+            share = max(1.0 - self._over(result, in_flight) / max(rest + (in_flight - 1) * cost.held, 1), 0.1)
             limit = result.memory.resting + int(share * rest)
-        return result
+        return self._in_names(result, graph)
 
-    def _search(self, graph: Graph, pins: Mapping[str, str], limit: int, *, recompute: bool) -> SearchResult:
-        key = structure_of(graph, pins), limit
-        if key not in self.known:
-            asked = self.asked
-            left = LONGEST_SECONDS if asked.deadline is None else max(asked.deadline - perf_counter(), LEAST_SECONDS)
-            self.known[key] = find_plan(
-                graph, self.machine, memory_bytes=limit, optimizer=asked.optimizer, constraints=pins, recompute=recompute,
-                baselines=False, time_limit=left, effort=asked.effort, seed=asked.seed, progress=asked.progress,
-            )  # fmt: skip
-        found = self.known[key]
+    def _over(self, result: SearchResult, in_flight: int) -> int:
+        """Bytes by which a plan with microbatches in flight exceeds the limit; negative where it fits."""
+        return measure_stage(result.schedule, self.asked.optimizer).peak_with(in_flight) - self.asked.memory_limit
+
+    def _in_names(self, found: SearchResult, graph: Graph) -> SearchResult:
+        """The result in the names of a graph of equal structure."""
         if found.schedule.graph.sha256 == graph.sha256:
             return found
         schedule = schedule_for(graph, found.schedule)
         return replace(found, schedule=schedule, memory=memory(schedule, found.optimizer), scheduled_plan=None, searched_assignment=None)
+
+    def _search(self, known: _Searched, limit: int, *, recompute: bool | None = None) -> SearchResult:
+        if limit not in known.found:
+            asked = self.asked
+            left = LONGEST_SECONDS if asked.deadline is None else max(asked.deadline - perf_counter(), LEAST_SECONDS)
+            known.found[limit] = find_plan(
+                known.graph, self.machine, memory_bytes=limit, optimizer=asked.optimizer, constraints=known.pins,
+                recompute=asked.recompute if recompute is None else recompute, baselines=False, time_limit=left, effort=asked.effort,
+                seed=asked.seed, progress=asked.progress, shared=known.shared,
+            )  # fmt: skip
+        return known.found[limit]
 
     def _transfer_seconds(self, crossing: Sequence[int]) -> float:
         """Of the largest value that crosses, on one rank."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from autopar.errors import InfeasibleError, UsageError
+from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph, layer_of
 from autopar.options import AUTO, PlanOptions, user_errors
 from autopar.pipeline import STAGE_AXIS
@@ -95,12 +95,14 @@ def _best_of(
         except InfeasibleError as error:
             misfit = error
             continue
+        except TimeLimitError:
+            if best is None:
+                raise
+            break
         bounds[number] = found.bound_seconds
         if best is not None and found.times.step >= best[2].times.step:
             break
         best = graph, asked, found
-        if perf_counter() >= session.deadline:
-            break
     if best is None:
         assert misfit is not None
         raise misfit
