@@ -6,7 +6,7 @@ from html import escape
 
 from autopar.pareto import Pareto
 from autopar.report import units
-from autopar.report.page import style, table_html
+from autopar.report.markup import style, table_html
 from autopar.report.tables import Table
 
 _WIDTH, _HEIGHT, _LEFT, _FOOT = 1000.0, 420.0, 90.0, 40.0

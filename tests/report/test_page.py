@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import shlex
 import shutil
 import subprocess
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from autopar.compare import explain
 from autopar.plan import Plan
 from autopar.recording import record
+from autopar.recording.search_record import search_record
 from autopar.report import chrome_trace, fragment, html, units
+from autopar.report.layer_details import OUTSIDE, Groups, group_of
 from autopar.report.memory_timeline import held
 from autopar.report.parallelism_words import differing, ways
+from autopar.report.planning_command import planning_command
+from autopar.report.utilisation import utilisation
 from autopar.search import find_plan
+from cost_models import load_hardware
 from tests.graphs import bucket_plan, machine, random_plan, two_layer_plan, two_layers
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -115,6 +124,88 @@ def test_a_large_gap_is_explained() -> None:
     assert "at most 2.0 times the optimum" in html(plan.model_copy(update={"objective": objective}))
 
 
+def test_a_search_that_the_limit_cut_is_the_reason_for_a_large_gap() -> None:
+    plan = two_layer_plan()
+    objective = plan.objective.model_copy(update={"bound_seconds": plan.objective.seconds / 4, "gap": 0.75})
+    cut = plan.model_copy(update={"objective": objective, "search": search_record("normal", True, (), 1.0, 1.0)})
+    assert "at most 4.0 times the optimum" in html(cut) and "The time limit cut the search" in html(cut)
+
+
+def test_mfu_is_the_models_operations_over_what_the_ranks_could_do() -> None:
+    found_plan = find_plan(two_layers(batch=16, width=64, hidden=256), machine("dp=2,tp=2"), baselines=False)
+    plan = record(found_plan, target="two", memory_limit=2**34)
+    found = utilisation(plan)
+    assert found is not None
+    products = 2 * 16 * 64 * 256
+    assert products * 5 <= found.flops <= products * 5 * 1.05, "two products in forward, three in backward, and a little elementwise"
+    dtype, peak = found.dtype, plan.hardware["peak_flops"][found.dtype]
+    ranks = math.prod(plan.mesh.values())
+    assert found.share == pytest.approx(found.flops / (plan.predicted.step_seconds * ranks * peak))
+    assert f"<b>{100 * found.share:.3g} % MFU</b>" in html(plan) and f"TFLOP/s in {dtype}" in html(plan)
+    created = plan.created_by.model_copy(update={"cost_model": "communication"})
+    assert utilisation(plan.model_copy(update={"created_by": created})) is None, "computation is not priced"
+
+
+def test_recomputed_operators_are_no_operations_of_the_model() -> None:
+    plan = bucket_plan()
+    first = plan.ops[0]
+    again = first.model_copy(update={"name": f"{first.name}@again", "phase": "recompute"})
+    assert utilisation(plan.model_copy(update={"ops": (*plan.ops, again)})) == utilisation(plan) is not None
+
+
+def test_bars_are_of_the_layer_that_makes_or_reads() -> None:
+    assert group_of("layers.3.mlp.0") == "layers.3" and group_of("head") == "head" and group_of("") == OUTSIDE
+    plan = bucket_plan()
+    groups = Groups(plan)
+    assert {groups.of(row.name) for row in plan.ops} == {group_of(row.module) for row in plan.ops}
+    for row in plan.collectives:
+        if row.id is not None:
+            reader = next((op for op in plan.ops if op.name == row.members[0].before), None)
+            assert reader is None or groups.of(row.id) == group_of(reader.module)
+
+
+def test_each_layer_has_its_bars_its_weights_and_the_reasons() -> None:
+    plan = two_layer_plan()
+    page = read(html(plan))
+    data = json.loads(next(text for text in page.texts["script"] if text.startswith("{")))
+    assert all(0 <= name[4] < len(data["groups"]) and name[0] for name in data["names"]), "every bar has a name and a group"
+    rows = ways(plan)
+    for group, places in zip(data["groups"], data["groupWays"], strict=True):
+        assert [data["mesh"]["ways"][place]["title"] for place in places] == [
+            way.title for way in rows if any(group == group_of(name.rpartition(".")[0]) for name in way.layers)
+        ]
+    for way, reason in zip(rows, data["reasons"], strict=True):
+        assert reason == "\n".join(explain(plan, way.layers[0]))
+
+
+def test_the_command_plans_the_same_again() -> None:
+    plan = two_layer_plan()
+    assert planning_command(plan) == "", "a model given in Python has no command"
+    named = plan.model_copy(update={"model": plan.model.model_copy(update={"target": "zoo:gpt2,layers=2", "mode": "inference"})})
+    named = named.model_copy(update={"pins": {"head.weight": "S0 R"}, "hardware": load_hardware("h200").to_dict()})
+    words = shlex.split(planning_command(named))
+    mesh = ",".join(f"{name}={size}" for name, size in plan.mesh.items())
+    assert words[:7] == ["autopar", "plan", "zoo:gpt2,layers=2", "--mesh", mesh, "--hardware", "h200"]
+    options = dict(zip(words[7::2], words[8::2], strict=True))
+    assert options["--mode"] == "inference" and options["--pin"] == "head.weight=S0 R"
+    assert options["--memory"] == str(plan.memory_limit_bytes_per_rank)
+    assert shlex.join(words) in html(named).replace("&#x27;", "'") and f"{datetime.now(UTC):%Y-%m-%d}" in html(named)
+    usable = named.model_copy(update={"memory_limit_bytes_per_rank": load_hardware("h200").usable_bytes})
+    assert "--memory" not in planning_command(usable)
+
+
+def test_drawings_and_tables_are_reached_without_a_mouse() -> None:
+    page = read(html(two_layer_plan()))
+    found = {(tag, name): value for tag, name, value in page.attributes if tag in ("canvas", "main")}
+    assert found["canvas", "role"] == "img" and found["canvas", "aria-label"]
+    assert ("canvas", "tabindex", "0") in page.attributes and ("div", "tabindex", "0") in page.attributes
+    assert len([row for row in page.attributes if row[:2] == ("canvas", "aria-label")]) == 3
+    assert all(value for _, name, value in page.attributes if name == "aria-label")
+    assert ("th", "scope", "col") in page.attributes and ("p", "aria-live", "polite") in page.attributes
+    titles = page.texts["h2"]
+    assert [value for tag, name, value in page.attributes if (tag, name) == ("section", "aria-label")] == titles
+
+
 def test_what_a_notebook_shows_styles_itself_alone() -> None:
     part = two_layer_plan()._repr_html_()
     assert part == fragment(two_layer_plan()) and "<script" not in part and "<body" not in part
@@ -138,26 +229,6 @@ def test_the_trace_has_modules_arguments_memory_and_the_optimizer() -> None:
     assert events[0]["name"] == "process_name" and plan.model.target in events[0]["args"]["name"]
     last = max(timed.values(), key=lambda event: event["ts"] + event["dur"])
     assert last["name"] == f"optimizer: {plan.model.optimizer}"
-
-
-def pinned(mesh: str, pins: dict[str, str]) -> dict[str, str]:
-    """The words for the weights of two layers pinned so."""
-    found = find_plan(two_layers(width=64, hidden=256), machine(mesh), constraints=pins, baselines=False)
-    return {way.name: way.words for way in ways(record(found, target="two", memory_limit=2**34))}
-
-
-def test_ways_are_named_as_by_those_who_write_them() -> None:
-    data = pinned("dp=2", {"input:x": "S0 R", "module:layers.*": "S0 R", "layers.*.weight": "R R"})
-    assert set(data.values()) == {"data parallel over dp"}
-    tensor = {"input:x": "R R", "module:layers.0": "R S0"}
-    tensor |= {"layers.0.weight": "S0 R", "layers.1.weight": "R S0"}
-    found = find_plan(two_layers(width=64, hidden=256), machine("tp=2"), constraints=tensor, baselines=False)
-    rows = ways(record(found, target="two", memory_limit=2**34))
-    assert [(row.layers[0], row.words) for row in rows] == [
-        ("layers.0.weight", "column parallel over tp"), ("layers.1.weight", "row parallel over tp"),
-    ]  # fmt: skip
-    kept = pinned("dp=2", {"input:x": "S0 R", "module:layers.*": "S0 R", "layers.*.weight": "S0 R"})
-    assert set(kept.values()) == {"FSDP over dp"}
 
 
 def test_equal_layers_that_lie_in_different_ways_are_told() -> None:
