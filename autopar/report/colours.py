@@ -11,7 +11,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
 """Kind of a bar to its colour and its name."""
 PARTS = ("#00224e", "#233e6c", "#575d6d", "#7c7b78", "#a59c74", "#d3c064", "#fee838")
 """Colours from the first part of a tensor to the last: cividis, whose lightness rises evenly."""
-CURVES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+CURVES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Colours of the curves of one drawing, in turn."""
 BLACK, WHITE = "#000000", "#ffffff"
 

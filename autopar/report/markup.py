@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -70,3 +71,8 @@ def bar(name: str, share: float, figure: str, kind: str = "") -> str:
 
 def note(words: str) -> str:
     return f"<p class=note>{escape(words)}</p>"
+
+
+def now() -> str:
+    """The date that a page bears, to the minute."""
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"

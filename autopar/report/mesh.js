@@ -28,7 +28,7 @@
     function draw() {
       const width = canvas.clientWidth, way = mesh.ways[pick.value], ratio = window.devicePixelRatio || 1;
       if (!width) return;
-      cell = Math.max(2, Math.min(30, Math.floor((width - left - 2 - (mesh.blocks - 1) * gap) / (mesh.blocks * mesh.across))));
+      cell = Math.max(2, Math.min(30, Math.floor(560 / mesh.down), Math.floor((width - left - 2 - (mesh.blocks - 1) * gap) / (mesh.blocks * mesh.across))));
       const height = top + mesh.down * cell + 3, style = name => getComputedStyle(root).getPropertyValue("--" + name);
       canvas.width = width * ratio; canvas.height = height * ratio; canvas.style.height = height + "px";
       const pen = canvas.getContext("2d"), count = way.place.reduce((all, dim) => all * dim.parts, 1), last = mesh.axes[mesh.axes.length - 1][0];

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from html import escape
 
 from autopar.plan import Plan
 from autopar.report import tables, units
 from autopar.report.colours import KINDS, text_on
 from autopar.report.layer_details import Groups, reasons, ways_by_group
-from autopar.report.markup import bar, document, note, rows_html, scrolled, section, style, table_html, tiles
+from autopar.report.markup import bar, document, note, now, rows_html, scrolled, section, style, table_html, tiles
 from autopar.report.memory_timeline import Held, held
 from autopar.report.mesh_picture import mesh_data, mesh_words
 from autopar.report.parallelism_words import Way, differing, meanings, ways
-from autopar.report.planning_command import UNSAID, planning_command
+from autopar.report.planning_command import planning_command, unsaid
 from autopar.report.tables import Table
 from autopar.report.timeline import bars, layers, levels, streams
 from autopar.report.utilisation import utilisation
@@ -70,8 +69,8 @@ def particulars(plan: Plan) -> str:
     rows = [*table.rows, ("made by", software)]
     command = planning_command(plan)
     if command:
-        rows += [("planned again by", command), ("", UNSAID)]
-    rows.append(("page of", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"))
+        rows += [("planned again by", command), ("", unsaid(plan))]
+    rows.append(("page of", now()))
     return table_html(Table(table.header, tuple(rows), table.right), header=False, name="particulars")
 
 

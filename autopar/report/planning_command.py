@@ -9,8 +9,11 @@ from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
 from cost_models import CostModelError, Hardware, hardware_names, load_hardware
 
-UNSAID = "precision, recomputation, seed and time limit are not in the file"
-"""What a plan's file does not say of how it was made."""
+
+def unsaid(plan: Plan | PipelinePlan) -> str:
+    """The options that a plan's file does not hold."""
+    effort = "" if isinstance(plan, Plan) and plan.search is not None else "effort, "
+    return f"precision, recomputation, {effort}seed and time limit are not in the file"
 
 
 def planning_command(plan: Plan | PipelinePlan) -> str:

@@ -9,12 +9,13 @@ import shlex
 import shutil
 import subprocess
 from datetime import UTC, datetime
-from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autopar.compare import explain
+from autopar.compare.simulated_step import SimulatedStep
 from autopar.plan import Plan
 from autopar.recording import record
 from autopar.recording.search_record import search_record
@@ -23,43 +24,14 @@ from autopar.report.layer_details import OUTSIDE, Groups, group_of
 from autopar.report.memory_timeline import held
 from autopar.report.parallelism_words import differing, ways
 from autopar.report.planning_command import planning_command
+from autopar.report.timeline import call_name
 from autopar.report.utilisation import utilisation
 from autopar.search import find_plan
 from cost_models import load_hardware
 from tests.graphs import bucket_plan, machine, random_plan, two_layer_plan, two_layers
+from tests.report.pages import read_page
 
-VOID = {"meta", "br", "link", "img", "input", "hr"}
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-
-
-class Reader(HTMLParser):
-    """Checks that tags are closed in order; keeps texts by tag and all attributes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.texts: dict[str, list[str]] = {}
-        self.attributes: list[tuple[str, str, str | None]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(tag, name, value) for name, value in attrs]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open:
-            self.texts.setdefault(self.open[-1], []).append(data)
-
-
-def read(page: str) -> Reader:
-    reader = Reader()
-    reader.feed(page)
-    reader.close()
-    assert not reader.open
-    return reader
 
 
 PLANS = [two_layer_plan, bucket_plan, *(lambda seed=seed: random_plan("dp=2,tp=2", seed) for seed in range(6))]
@@ -77,7 +49,7 @@ def test_the_page_says_what_the_plan_says_and_fetches_nothing() -> None:
     plan = bucket_plan()
     named = plan.model_copy(update={"model": plan.model.model_copy(update={"target": "<script>alert(1)</script>"})})
     page = html(named)
-    found = read(page)
+    found = read_page(page)
     assert not [row for row in found.attributes if row[1] in ("src", "href", "action", "data")]
     assert not re.search(r"https?:|//[a-z]+\.|@import|url\(", page)
     assert "<script>alert" not in page
@@ -114,8 +86,8 @@ def test_exposed_communication_is_what_no_operator_hides(make: object) -> None:
 def test_no_section_is_empty() -> None:
     plan = two_layer_plan()
     alone = plan.model_copy(update={"baselines": {}, "collectives": ()})
-    assert {"Baselines", "Collectives"} <= set(read(html(plan)).texts["h2"])
-    assert not {"Baselines", "Collectives"} & set(read(html(alone)).texts["h2"])
+    assert {"Baselines", "Collectives"} <= set(read_page(html(plan)).texts["h2"])
+    assert not {"Baselines", "Collectives"} & set(read_page(html(alone)).texts["h2"])
 
 
 def test_a_large_gap_is_explained() -> None:
@@ -166,7 +138,7 @@ def test_bars_are_of_the_layer_that_makes_or_reads() -> None:
 
 def test_each_layer_has_its_bars_its_weights_and_the_reasons() -> None:
     plan = two_layer_plan()
-    page = read(html(plan))
+    page = read_page(html(plan))
     data = json.loads(next(text for text in page.texts["script"] if text.startswith("{")))
     assert all(0 <= name[4] < len(data["groups"]) and name[0] for name in data["names"]), "every bar has a name and a group"
     rows = ways(plan)
@@ -195,7 +167,7 @@ def test_the_command_plans_the_same_again() -> None:
 
 
 def test_drawings_and_tables_are_reached_without_a_mouse() -> None:
-    page = read(html(two_layer_plan()))
+    page = read_page(html(two_layer_plan()))
     found = {(tag, name): value for tag, name, value in page.attributes if tag in ("canvas", "main")}
     assert found["canvas", "role"] == "img" and found["canvas", "aria-label"]
     assert ("canvas", "tabindex", "0") in page.attributes and ("div", "tabindex", "0") in page.attributes
@@ -209,7 +181,7 @@ def test_drawings_and_tables_are_reached_without_a_mouse() -> None:
 def test_what_a_notebook_shows_styles_itself_alone() -> None:
     part = two_layer_plan()._repr_html_()
     assert part == fragment(two_layer_plan()) and "<script" not in part and "<body" not in part
-    style = re.sub(r"@media [^{]*\{(.*)\}", r"\1", "\n".join(read(part).texts["style"]))
+    style = re.sub(r"@media [^{]*\{(.*)\}", r"\1", "\n".join(read_page(part).texts["style"]))
     selectors = [one for rule in re.findall(r"([^{}]+)\{", style) for one in rule.split(",")]
     assert selectors and all(one.strip().startswith(".autopar") for one in selectors)
 
@@ -223,9 +195,17 @@ def test_the_trace_has_modules_arguments_memory_and_the_optimizer() -> None:
     assert timed["f0"]["args"]["operator"] and timed["f0"]["args"]["arguments"] and "module" in timed["f0"]["args"]
     assert timed["all_gather of 6 values from w0"]["args"]["axes"] == ["dp"]
     starts, ends = ({event["id"]: event for event in events if event["ph"] == kind} for kind in "sf")
-    stalls = [event for event in events if event.get("cat") == "stalled"]
-    assert len(starts) == len(ends) == len(stalls) > 0, "an arrow to each stall"
-    assert all(starts[number]["ts"] <= ends[number]["ts"] and starts[number]["tid"] != ends[number]["tid"] for number in starts)
+    flights = SimulatedStep(plan).flights
+    assert len(starts) == len(ends) == len(flights) > 0, "an arrow from each collective"
+    spans = [event for event in events if event["ph"] == "X"]
+
+    def at(event: dict[str, Any]) -> set[str]:
+        """The bars within which an arrow ends."""
+        return {bar["name"] for bar in spans if bar["tid"] == event["tid"] and bar["ts"] < event["ts"] < bar["ts"] + bar["dur"]}
+
+    arrows = {(*at(starts[number]), *at(ends[number])) for number in starts}
+    calls = {row.id: call_name(row) for row in plan.collectives}
+    assert arrows == {(calls[name], flight.before or f"optimizer: {plan.model.optimizer}") for name, flight in flights.items()}
     assert events[0]["name"] == "process_name" and plan.model.target in events[0]["args"]["name"]
     last = max(timed.values(), key=lambda event: event["ts"] + event["dur"])
     assert last["name"] == f"optimizer: {plan.model.optimizer}"
