@@ -225,7 +225,18 @@ def test_the_page_draws_in_a_browser_without_an_error(tmp_path: Path) -> None:
     probe = """<script>window.onerror = text => { document.title = "error: " + text };</script>"""
     root = "document.documentElement"
     over = f"' over by ' + ({root}.scrollWidth - {root}.clientWidth) + ' drawn ' + document.querySelector('canvas.steps').height"
-    done = f"<script>document.title = document.title + {over}</script></body>"
+    use = (
+        "const group = document.querySelector('select[name=group]'), steps = document.querySelector('canvas.steps');"
+        "group.value = 0; group.dispatchEvent(new Event('change'));"
+        "steps.dispatchEvent(new KeyboardEvent('keydown', {key: '+'}));"
+        "document.querySelector('button[name=way]').click();"
+        "const plain = new WheelEvent('wheel', {deltaY: 9, cancelable: true}); steps.dispatchEvent(plain);"
+        "const zoom = new WheelEvent('wheel', {deltaY: 9, ctrlKey: true, cancelable: true}); steps.dispatchEvent(zoom);"
+        "const wheel = plain.defaultPrevented + ' ' + zoom.defaultPrevented;"
+    )
+    picked, mesh = "document.querySelector('.layer h3').textContent", "document.querySelector('canvas.mesh').height"
+    said = f"' layer ' + {picked} + ' wheel ' + wheel + ' mesh ' + {mesh}"
+    done = f"<script>{use} document.title = document.title + {said} + {over}</script></body>"
     plan = bucket_plan()
     named = plan.model_copy(update={"model": plan.model.model_copy(update={"target": "zoo:gpt2," + "layers=170," * 9})})
     page = html(named).replace("<style>", probe + "<style>", 1).replace("</body>", done)
@@ -236,4 +247,6 @@ def test_the_page_draws_in_a_browser_without_an_error(tmp_path: Path) -> None:
     ]  # fmt: skip
     dumped = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     title = re.search(r"<title>(.*?)</title>", dumped)
-    assert title is not None and re.search(r" over by 0 drawn [1-9]\d+$", title[1]), dumped[:500]
+    assert title is not None and re.search(
+        r" layer (\S+|outside the modules) wheel false true mesh [1-9]\d+ over by 0 drawn [1-9]\d+$", title[1]
+    ), dumped[:500]
