@@ -24,7 +24,7 @@ OF_LADDERS: Renders = {"--html": report.ladder_html, "--svg": report.ladder_svg}
 
 
 def show(
-    plan: Annotated[Path, typer.Argument(help="a file written by autopar plan -o, also of a pipeline or with --pareto")],
+    plan: Annotated[Path, typer.Argument(help="a file written by autopar plan -o: a plan, a pipeline or a ladder")],
     html: Annotated[Path | None, typer.Option(help="write a self-contained page")] = None,
     svg: Annotated[Path | None, typer.Option(help="write the step and the layers as one picture")] = None,
     trace: Annotated[Path | None, typer.Option(help="write the simulated timeline as a chrome trace")] = None,
