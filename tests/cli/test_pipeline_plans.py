@@ -64,6 +64,8 @@ def test_the_timetable_is_drawn(plan: Path, tmp_path: Path, capsys: pytest.Captu
         ends = [event for event in traced if event["ph"] == kind]
         assert len(ends) == 2 * 4, "each microbatch crosses forward and backward"
         assert {event["tid"] for event in ends[:4]} == {1 + half} and {event["tid"] for event in ends[4:]} == {2 - half}
+    starts, ends = ({event["id"]: event["ts"] for event in traced if event["ph"] == kind} for kind in "sf")
+    assert all(starts[number] < ends[number] for number in starts), "what receives begins later"
     step = PipelinePlan.from_json(plan.read_text()).objective.seconds
     assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(step * 1e6)
     for stage in (1, 2):

@@ -116,6 +116,7 @@ def test_a_sweep_has_the_ideal_the_bound_and_the_best_by_hand() -> None:
     slopes = [(ideal[place + 1][1] - ideal[place][1]) / (ideal[place + 1][0] - ideal[place][0]) for place in range(2)]
     assert slopes[0] == pytest.approx(slopes[1], rel=0.01), "a straight line where both axes go in powers"
     dots = [(float(one.get("cx", "")), float(one.get("cy", ""))) for one in ElementTree.fromstring(text).iter(f"{SVG}circle")][:3]
+    assert ideal[2][1] - ideal[0][1] == pytest.approx(2 * (dots[2][1] - dots[0][1]), abs=0.4), "a quarter of the step, where it took half"
     assert ideal[0] == pytest.approx(dots[0], abs=0.2) and all(low[1] > dot[1] for low, dot in zip(bound, dots, strict=True))
 
 
