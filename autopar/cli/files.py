@@ -15,12 +15,13 @@ from autopar.files import STANDARD, check_writable, read_text, write_whole
 from autopar.unread import collector_paused
 
 if TYPE_CHECKING:
+    from autopar.pareto import Ladder
     from autopar.pipeline_plan import PipelinePlan
     from autopar.plan import Plan
 
 HEAD_BYTES = 200
 """Bytes at a file's begin among which its schema stands."""
-__all__ = ["check_apart", "check_writable", "read_pipeline", "read_plan", "write_result", "write_text"]
+__all__ = ["check_apart", "check_writable", "read_ladder", "read_pipeline", "read_plan", "write_result", "write_text"]
 
 
 def read_plan(path: Path, *, in_part: bool = False) -> Plan:
@@ -41,12 +42,26 @@ def read_pipeline(path: Path) -> PipelinePlan | None:
     """The pipeline's plan in a file; None where the file is of another kind, or is not there."""
     from autopar.pipeline_plan import PIPELINE_SCHEMA, PipelinePlan
 
-    if path == STANDARD or not path.is_file():
+    if not _begins_with(path, PIPELINE_SCHEMA):
         return None
-    with path.open("rb") as file:
-        if PIPELINE_SCHEMA.encode() not in file.read(HEAD_BYTES):
-            return None
     return PipelinePlan.from_json(read_text(path, "the plan", "give the path of a file written by autopar plan -o"), str(path))
+
+
+def read_ladder(path: Path) -> Ladder | None:
+    """The ladder of memory limits in a file; None where the file is of another kind, or is not there."""
+    from autopar.pareto import PARETO_SCHEMA, Ladder
+
+    if not _begins_with(path, PARETO_SCHEMA):
+        return None
+    return Ladder.from_json(read_text(path, "the ladder", "give the path of a file written by autopar plan --pareto -o"), str(path))
+
+
+def _begins_with(path: Path, schema: str) -> bool:
+    """Whether the first bytes of a file name the schema."""
+    if path == STANDARD or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return schema.encode() in file.read(HEAD_BYTES)
 
 
 def check_apart(one: Path | None, other: Path | None) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
+from autopar import report
 from autopar.cli.files import check_apart, check_writable, write_result
 from autopar.cli.planning import (
     ComputeDtypeOption,
@@ -36,11 +38,12 @@ from autopar.effort import DEFAULT_EFFORT, check_effort
 from autopar.errors import UsageError
 from autopar.files import STANDARD
 from autopar.options import PlanOptions, read_execution, read_memory_limit, read_mesh, resolve_hardware
-from autopar.pareto import Pareto
+from autopar.pareto import Ladder, Pareto
+from autopar.pipeline_plan import PipelinePlan
+from autopar.plan import Plan
 from autopar.planning.pipelines import is_pipeline
-from autopar.report import summary
-from autopar.report.frontier import frontier_html
-from autopar.report.pipeline import pipeline_summary
+
+Found = TypeVar("Found", Plan, PipelinePlan, Ladder)
 
 
 def plan(
@@ -68,7 +71,7 @@ def plan(
     ] = None,
     pareto: Annotated[bool, typer.Option(help="the least step for a ladder of memory limits, from the least that does")] = False,
     rungs: Annotated[int | None, typer.Option(help="limits of that ladder [default: 8]", min=1)] = None,
-    html: Annotated[Path | None, typer.Option(help="with --pareto: a page with the ladder's plot")] = None,
+    html: Annotated[Path | None, typer.Option(help="write a page too, as show --html does; with --pareto the ladder's")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the plan file to write; - for the standard output")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the plan's JSON instead of its table")] = False,
 ) -> None:
@@ -79,8 +82,6 @@ def plan(
         return
     if output is not None:
         check_writable(output)
-    if html is not None and not pareto:
-        raise UsageError("--html draws a ladder of memory limits", "add --pareto; autopar show PLAN --html draws one plan")
     if rungs is not None and not pareto:
         raise UsageError("--rungs are those of a ladder of memory limits", "add --pareto")
     if html is not None:
@@ -99,26 +100,27 @@ def plan(
     if stages is not None and not is_pipeline(options.mesh):
         raise UsageError("--stages cuts a model along the mesh axis pp", "write --mesh pp=2,..., or drop --stages")
     if is_pipeline(options.mesh):
-        _plan_pipeline(target, options, memory_limit, stages, output, pareto=pareto, json=json)
+        if pareto:
+            raise UsageError("ladders of memory limits are of plans without a pipeline so far", "drop --pareto, or the mesh axis pp")
+        pipeline = pipeline_target(target, options, memory_limit, stages)
+        _write(pipeline, output, html, report.pipeline_html, lambda: report.pipeline_summary(pipeline, columns()), json=json)
         return
     found = pareto_target(target, options, rungs or 8) if pareto else plan_target(target, options, memory_limit)
     say_cut(found.plans if isinstance(found, Pareto) else (found,))
-    if html is not None and isinstance(found, Pareto):
-        write_result(html, frontier_html(found))
-    if output is not None:
-        write_result(output, found.to_json())
-    if output != STANDARD:
-        words = str(found) if isinstance(found, Pareto) else summary(found, columns())
-        out(found.to_json() if json else words, end="" if json else "\n")
+    if isinstance(found, Pareto):
+        ladder = found.ladder
+        _write(ladder, output, html, report.ladder_html, lambda: report.ladder_summary(ladder, columns()), json=json)
+    else:
+        _write(found, output, html, report.html, lambda: report.summary(found, columns()), json=json)
 
 
-def _plan_pipeline(
-    target: str, options: PlanOptions, memory_limit: int, stages: str | None, output: Path | None, *, pareto: bool, json: bool
+def _write(
+    found: Found, output: Path | None, html: Path | None, page: Callable[[Found], str], words: Callable[[], str], *, json: bool
 ) -> None:  # fmt: skip
-    if pareto:
-        raise UsageError("ladders of memory limits are of plans without a pipeline so far", "drop --pareto, or the mesh axis pp")
-    found = pipeline_target(target, options, memory_limit, stages)
+    """The file first: it took longest. Then the page, and the table or the JSON where the standard output is free."""
     if output is not None:
         write_result(output, found.to_json())
-    if output != STANDARD:
-        out(found.to_json() if json else pipeline_summary(found, columns()), end="" if json else "\n")
+    if html is not None:
+        write_result(html, page(found))
+    if STANDARD not in (output, html):
+        out(found.to_json() if json else words(), end="" if json else "\n")

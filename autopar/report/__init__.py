@@ -4,7 +4,13 @@ terminal           a plan as text
 tables             the tables of text and page
 phases             the phases of the search, and what each gained
 page               the HTML page
+markup             what pages are made of: document, sections, tables, tiles, bars
+mesh_picture       the mesh on the page: nodes, and the part that each rank holds
+layer_details      what the page tells of one layer
+utilisation        MFU
+planning_command   the command that plans the same again
 pipeline           a pipeline's plan as text
+pipeline_page      a pipeline's plan as an HTML page
 pipeline_timetable its timetable as a picture and a trace
 picture            the step and the layers as one SVG, for documents
 colours            what colour is what in drawings
@@ -13,6 +19,7 @@ trace              the same for chrome://tracing and Perfetto
 parallelism_words  names for the parallelism of each layer: column parallel, FSDP
 memory_timeline    memory of a rank over the step
 frontier           a ladder of memory limits
+plot               axes, curves and points as SVG
 curve              a sweep over devices, limits and settings
 units              seconds, bytes and counts as people read them
 
@@ -23,11 +30,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from autopar.errors import AutoparError, FileError
 from autopar.plan import Plan
 
-__all__ = ["chrome_trace", "fragment", "html", "summary", "svg"]
+if TYPE_CHECKING:
+    from autopar.pareto import Ladder
+    from autopar.pipeline_plan import PipelinePlan
+
+__all__ = [
+    "chrome_trace", "fragment", "html", "ladder_html", "ladder_summary", "ladder_svg", "pipeline_html", "pipeline_summary", "pipeline_svg",
+    "pipeline_trace", "summary", "svg",
+]  # fmt: skip
 
 
 def summary(plan: Plan, columns: int | None = None) -> str:
@@ -66,6 +81,56 @@ def chrome_trace(plan: Plan) -> str:
 
     with _followed():
         return trace.chrome_trace(plan)
+
+
+def pipeline_summary(plan: PipelinePlan, columns: int | None = None) -> str:
+    """A pipeline's plan as plain text: the step and its bound, then a row a stage."""
+    from autopar.report import pipeline
+
+    return pipeline.pipeline_summary(plan, columns)
+
+
+def pipeline_html(plan: PipelinePlan) -> str:
+    """A pipeline's plan as one page. Raises FileError: a schedule or an order that cannot be followed."""
+    from autopar.report import pipeline_page
+
+    with _followed():
+        return pipeline_page.pipeline_html(plan)
+
+
+def pipeline_svg(plan: PipelinePlan) -> str:
+    """A pipeline's timetable as a picture. Raises MismatchError: orders in which a stage waits for ever."""
+    from autopar.report import pipeline_timetable
+
+    return pipeline_timetable.pipeline_svg(plan)
+
+
+def pipeline_trace(plan: PipelinePlan) -> str:
+    """A pipeline's timetable for chrome://tracing and Perfetto, as JSON. Raises MismatchError: orders in which a stage waits for ever."""
+    from autopar.report import pipeline_timetable
+
+    return pipeline_timetable.pipeline_trace(plan)
+
+
+def ladder_summary(ladder: Ladder, columns: int | None = None) -> str:
+    """A ladder of memory limits as plain text, a row a limit."""
+    from autopar.report import frontier
+
+    return frontier.frontier(ladder, columns)
+
+
+def ladder_html(ladder: Ladder) -> str:
+    """A ladder of memory limits as one page."""
+    from autopar.report import frontier
+
+    return frontier.frontier_html(ladder)
+
+
+def ladder_svg(ladder: Ladder) -> str:
+    """A ladder of memory limits as a drawing of the step over the memory."""
+    from autopar.report import frontier
+
+    return frontier.frontier_svg(ladder)
 
 
 @contextmanager

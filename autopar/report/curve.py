@@ -1,14 +1,13 @@
-"""A sweep as a table, as CSV and as a drawing: step and memory of a rank against what differs, both axes in powers."""
+"""A sweep as a table, as CSV and as a drawing: step and memory of a rank against what differs, axes in powers."""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from html import escape
+from collections.abc import Callable, Mapping, Sequence
 
 from autopar.report import units
+from autopar.report.plot import Axis, Plot, svg
 from autopar.report.tables import Table
 from autopar.sweeping import Point, Sweep
 
@@ -18,11 +17,8 @@ COLUMNS = (
 )  # fmt: skip
 CURVES = (("step_seconds", "step", units.seconds), ("peak_memory_bytes_per_rank", "memory", units.size))
 """Column, name and figures of what is drawn."""
-COLOURS = ("#1f5fa8", "#a8481f", "#2f7d32", "#7b3fa0", "#9a7d0a", "#0f7f8c", "#b0306a", "#555555")
-"""Colours of the curves of one drawing, in turn."""
-LEAST = 1.25
-"""A scale goes over such a factor at least."""
-WIDTH, HEIGHT, EDGE, LINE = 640, 220, 70, 15
+WIDTH, HEIGHT = 720, 300
+"""Pixels of each plot without its key."""
 
 
 def table(sweep: Sweep) -> Table:
@@ -68,18 +64,20 @@ def csv_table(sweep: Sweep) -> str:
 
 def drawing(sweep: Sweep) -> str:
     """An SVG with the steps above and the memory below; what does not fit is left out. Across are the devices or, where all have the same,
-    the first setting whose numbers differ, or the limits; each combination of what else differs is a curve."""
+    the first setting whose numbers differ, or the limits; each combination of what else differs is a curve. Beside the steps stand the
+    bound, the best plan by hand that fits and, over devices, a step that falls as devices are added."""
     across, of = _across(sweep)
     curves: dict[str, list[Point]] = {}
     for point in sweep.points:
         if point.plan is not None:
             curves.setdefault(_label(sweep, point, across), []).append(point)
-    height = HEIGHT + LINE * max(len(curves) - 1, 0)
-    parts = [part for place, curve in enumerate(CURVES) for part in _panel(curves, across, of, place * height, height, *curve)]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height * len(CURVES)}" font-family="sans-serif" font-size="12">'
-        f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n'
-    )
+    title = _title(sweep)
+    return svg(title, [_plot(curves, across, of, title if place == 0 else "", *curve) for place, curve in enumerate(CURVES)])
+
+
+def _title(sweep: Sweep) -> str:
+    names = dict.fromkeys(str(point.plan.hardware.get("name")) for point in sweep.points if point.plan is not None)
+    return ", ".join((sweep.target, *names, sweep.mode))
 
 
 def _settings(sweep: Sweep) -> list[str]:
@@ -114,43 +112,37 @@ def _label(sweep: Sweep, point: Point, across: str) -> str:
     return ", ".join(words)
 
 
-def _panel(
-    curves: Mapping[str, Sequence[Point]], across: str, of: Callable[[Point], float], top: float, height: float, column: str, name: str,
+def _plot(
+    curves: Mapping[str, Sequence[Point]], across: str, of: Callable[[Point], float], title: str, column: str, name: str,
     figure: Callable[[float], str],
-) -> Iterator[str]:  # fmt: skip
+) -> Plot:  # fmt: skip
+    steps = column == CURVES[0][0]
     every = [point for points in curves.values() for point in points]
-    ups = {id(point): float(str(point.row()[column])) for point in every}
-    low, high = top + height - 40, top + 40 + LINE * max(len(curves) - 1, 0)
-    place_x, place_y = _scale([of(point) for point in every], EDGE, WIDTH - EDGE), _scale(list(ups.values()), low, high)
-    yield f'<text x="{EDGE}" y="{top + 16}">{name} against {escape(across)}</text>'
-    for number, (label, points) in enumerate(curves.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        ordered = sorted(points, key=of)
-        if label:
-            yield f'<text x="{EDGE}" y="{top + 16 + LINE * (number + 1)}" fill="{colour}">{escape(label)}</text>'
-        if len(ordered) > 1:
-            line = " ".join(f"{place_x(of(point)):.1f},{place_y(ups[id(point)]):.1f}" for point in ordered)
-            yield f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>'
-        for point in ordered:
-            x, y = place_x(of(point)), place_y(ups[id(point)])
-            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{figure(ups[id(point)])}</title></circle>'
-            if len(curves) == 1:
-                yield f'<text x="{x:.1f}" y="{y - 8:.1f}" text-anchor="middle">{figure(ups[id(point)])}</text>'
-    if len(curves) > 1:
-        for value in sorted({min(ups.values()), max(ups.values())}):
-            yield f'<text x="{EDGE - 8}" y="{place_y(value) + 4:.1f}" text-anchor="end">{figure(value)}</text>'
-    for value in sorted({of(point) for point in every}):
-        said = units.size(value) if across == "memory limit" else f"{value:g}"
-        yield f'<text x="{place_x(value):.1f}" y="{top + height - 14}" text-anchor="middle">{said}</text>'
+    ordered = {label: sorted(points, key=of) for label, points in curves.items()}
+    drawn = {label: [(of(point), float(str(point.row()[column]))) for point in points] for label, points in ordered.items()}
+    bounds = {label: [(of(one), one.plan.objective.bound_seconds) for one in points if one.plan] for label, points in ordered.items()}
+    ideal = {label: [(x, line[0][1] * line[0][0] / x) for x, _ in line] for label, line in drawn.items()} if across == "devices" else {}
+    by_hand = [(of(point), *best) for point in every if (best := _by_hand(point)) is not None]
+    ups = [y for line in drawn.values() for _, y in line]
+    if steps:
+        ups += [y for line in (*bounds.values(), *ideal.values()) for _, y in line if y > 0] + [seconds for _, seconds, _ in by_hand]
+    words = "memory limit per rank" if across == "memory limit" else across
+    said = units.size if across == "memory limit" else lambda value: f"{value:g}"
+    at = sorted({of(point) for point in every})
+    up_name = "step" if steps else "peak memory per rank"
+    up = Axis.over(up_name, figure, ups, powers=True, unit=1.0 if steps else 2.0)
+    plot = Plot(title, Axis.over(words, said, at, powers=True), up, WIDTH, HEIGHT, at)
+    for number, (label, line) in enumerate(drawn.items()):
+        if steps and len(line) > 1:
+            plot.guide(ideal.get(label, ()), "ideal: twice the devices, half the step", "2 4")
+            plot.guide([(x, y) for x, y in bounds[label] if y > 0], "no plan takes less", "7 4")
+        plot.curve(line, number, label)
+    for x, seconds, baseline in by_hand if steps else ():
+        plot.mark(x, seconds, baseline, "the best plan by hand that fits", named=len(curves) == 1)
+    return plot
 
 
-def _scale(values: Sequence[float], low: float, high: float) -> Callable[[float], float]:
-    """Where a value stands between two ends of a scale of powers; what is nearly equal stands in the middle."""
-    logs = [math.log(max(value, 1e-30)) for value in values]
-    least, most = min(logs, default=0.0), max(logs, default=0.0)
-    span = max(most - least, math.log(LEAST))
-
-    def place(value: float) -> float:
-        return low + (high - low) * (0.5 + (math.log(max(value, 1e-30)) - (least + most) / 2) / span)
-
-    return place
+def _by_hand(point: Point) -> tuple[float, str] | None:
+    """Seconds and name of the best baseline that fits."""
+    rows = point.plan.baselines.items() if point.plan is not None else ()
+    return min(((row.step_seconds, name) for name, row in rows if row.feasible and row.step_seconds), default=None)

@@ -1,81 +1,81 @@
-"""A ladder of memory limits: a table, and a page with the step over the memory as a drawing."""
+"""A ladder of memory limits: a table, a drawing of the step over the memory, and a page with both."""
 
 from __future__ import annotations
 
 from html import escape
 
-from autopar.pareto import Pareto
+from autopar.pareto import Ladder
 from autopar.report import units
-from autopar.report.page import style, table_html
+from autopar.report.markup import document, now, section, table_html
+from autopar.report.plot import Axis, Plot, svg
 from autopar.report.tables import Table
 
-_WIDTH, _HEIGHT, _LEFT, _FOOT = 1000.0, 420.0, 90.0, 40.0
-_TICKS = 4
+WIDTH, HEIGHT = 900, 440
+"""Pixels of the drawing without its key."""
+BEYOND = 3.0
+"""Baselines that take this many times the longest step of the ladder, or its most memory, are named and not drawn."""
 
 
-def table(found: Pareto) -> Table:
+def table(found: Ladder) -> Table:
     """A row a limit."""
     rows = [
         (
-            units.size(plan.memory_limit_bytes_per_rank), units.size(plan.predicted.peak_memory_bytes_per_rank),
-            units.seconds(plan.objective.seconds), units.seconds(plan.objective.bound_seconds), units.percent(plan.objective.gap),
-            str(plan.microbatches), str(len(plan.recomputed)), ",".join(f"{name}={size}" for name, size in plan.mesh.items()),
+            units.size(row.memory_limit_bytes_per_rank), units.size(row.peak_memory_bytes_per_rank),
+            units.seconds(row.objective_seconds), units.seconds(row.bound_seconds), units.percent(row.gap),
+            str(row.microbatches), str(row.recomputed_operators), ",".join(f"{name}={size}" for name, size in row.mesh.items()),
         )
-        for plan in found.plans
+        for row in found.rows
     ]  # fmt: skip
     header = ("limit", "peak", "step", "bound", "gap", "microbatches", "recomputed", "mesh")
     return Table(header, tuple(rows), frozenset(header) - {"mesh"})
 
 
-def frontier(found: Pareto) -> str:
-    """The table as text."""
-    return "\n".join(table(found).lines())
+def frontier(found: Ladder, columns: int | None = None) -> str:
+    """The table as text; ``columns`` is the width of the terminal."""
+    return "\n".join(table(found).lines(columns))
 
 
-def frontier_html(found: Pareto) -> str:
-    """The table and the drawing as one self-contained page."""
-    title = f"autopar: step over memory, {found.plans[0].model.target}"
-    return "\n".join(
-        (
-            f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{escape(title)}</title><style>{style()}"
-            ".step { stroke: #3b6fb6 } .bound { stroke: #c9702b } circle { fill: #3b6fb6 }</style></head><body><div class=autopar>",
-            f"<h1>{escape(title)}</h1>", _drawing(found), table_html(table(found)), "</div></body></html>\n",
-        )
-    )  # fmt: skip
+def frontier_html(found: Ladder) -> str:
+    """The drawing and the tables as one self-contained page, dated today."""
+    title = f"autopar: step over memory, {found.target}"
+    picture = f"<div class='wide picture' tabindex=0 role=region aria-label='step over memory'>{frontier_svg(found)}</div>"
+    parts = [
+        section("Step over memory", picture), section("Limits", table_html(table(found), name="limits")),
+        section("Plans written by hand", _baselines(found)), f"<p class=note>Page of {now()}.</p>",
+    ]  # fmt: skip
+    return document(title, f"<h1>{escape(title)}</h1>{''.join(parts)}")
 
 
-def _drawing(found: Pareto) -> str:
-    limits = [plan.memory_limit_bytes_per_rank for plan in found.plans]
-    steps = [plan.objective.seconds for plan in found.plans]
-    bounds = [plan.objective.bound_seconds for plan in found.plans]
-    low, high, top = min(limits), max(limits), 1.08 * max(steps) or 1.0
+def frontier_svg(found: Ladder) -> str:
+    """The step over the memory limit, the bound below it, and the plans written by hand where they take about as much."""
+    rows = found.rows
+    limits = [float(row.memory_limit_bytes_per_rank) for row in rows]
+    steps, bounds = [row.objective_seconds for row in rows], [row.bound_seconds for row in rows]
+    by_hand = {name: (float(row.peak_memory_bytes_per_rank), row.objective_seconds) for name, row in found.baselines.items()}
+    near = {name: at for name, at in by_hand.items() if at[0] <= BEYOND * max(limits) and at[1] <= BEYOND * max(steps)}
+    across = [*limits, *(at[0] for at in near.values())]
+    words = "memory per rank: the plans' limit" + (", the peak of those by hand" if near else "")
+    memory = Axis.over(words, units.size, across, unit=units.binary_unit(max(across)))
+    step = Axis.over("step", units.seconds, [*steps, *bounds, *(at[1] for at in near.values())], zero=True)
+    title = _title(found)
+    plot = Plot(title, memory, step, WIDTH, HEIGHT)
+    plot.guide(list(zip(limits, bounds, strict=True)), "no plan within the limit takes less", "7 4", steps=True)
+    plot.curve(list(zip(limits, steps, strict=True)), 0, "the best plan within the limit", steps=True)
+    for name, at in near.items():
+        plot.mark(*at, name, "a plan written by hand")
+    return svg(title, [plot])
 
-    def x(value: float) -> float:
-        return _LEFT + (value - low) / max(high - low, 1) * (_WIDTH - _LEFT - 20)
 
-    def y(value: float) -> float:
-        return (_HEIGHT - _FOOT) * (1 - value / top)
+def _title(found: Ladder) -> str:
+    meshes = dict.fromkeys(" x ".join(f"{name}={size}" for name, size in row.mesh.items()) for row in found.rows)
+    words = [found.target, " or ".join(meshes), found.hardware, found.mode]
+    return ", ".join(word for word in words if word)
 
-    def line(values: list[float], kind: str) -> str:
-        """Level between limits: what is allowed more may stay as it is."""
-        points = [f"{x(limits[0]):.1f},{y(values[0]):.1f}"]
-        for before, limit, value in zip(values, limits[1:], values[1:], strict=False):
-            points += [f"{x(limit):.1f},{y(before):.1f}", f"{x(limit):.1f},{y(value):.1f}"]
-        return f'<polyline points="{" ".join(points)}" fill="none" class="{kind}" stroke-width="2"/>'
 
-    marks = []
-    for tick in range(_TICKS + 1):
-        seconds, size = top * tick / _TICKS, low + (high - low) * tick / _TICKS
-        marks.append(f'<text x="4" y="{max(y(seconds), 12):.1f}">{units.seconds(seconds)}</text>')
-        anchor = "start" if tick == 0 else "end" if tick == _TICKS else "middle"
-        marks.append(f'<text x="{x(size):.1f}" y="{_HEIGHT - 12:.1f}" text-anchor="{anchor}">{units.size(size)}</text>')
-    dots = [
-        f'<circle cx="{x(limit):.1f}" cy="{y(step):.1f}" r="5" class="forward">'
-        f"<title>{units.size(limit)}: {units.seconds(step)}</title></circle>"
-        for limit, step in zip(limits, steps, strict=True)
-    ]
-    drawn = "".join((*marks, line(bounds, "bound"), line(steps, "step"), *dots))
-    return (
-        f'<svg viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role=img aria-label="step over memory">{drawn}</svg>'
-        "<p class=note>Seconds per step over the memory limit per rank: the plans (blue) and the bound on all plans (orange).</p>"
-    )
+def _baselines(found: Ladder) -> str:
+    """The plans written by hand, the shortest step first; nothing where there are none."""
+    rows = sorted(found.baselines.items(), key=lambda item: item[1].objective_seconds)
+    if not rows:
+        return ""
+    cells = tuple((name, units.seconds(row.objective_seconds), units.size(row.peak_memory_bytes_per_rank)) for name, row in rows)
+    return table_html(Table(("baseline", "step", "peak"), cells, frozenset({"step", "peak"})), name="baselines")

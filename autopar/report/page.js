@@ -1,11 +1,12 @@
-(function () {
+function draw_step(root) {
   "use strict";
-  const root = document.querySelector(".autopar"), data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
-  const steps = root.querySelector("canvas.steps"), memory = root.querySelector("canvas.memory"), said = root.querySelector(".said");
+  const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
+  const steps = root.querySelector("canvas.steps"), memory = root.querySelector("canvas.memory");
   if (!steps || !data.end) return;
+  const said = memory.nextElementSibling, panel = root.querySelector(".layer"), pick = root.querySelector("select[name=group]");
   const colours = data.colours, style = name => getComputedStyle(root).getPropertyValue("--" + name);
-  const row = 26, head = 40, left = 74;
-  let from = 0, to = data.end, drag = null;
+  const row = 26, head = 40, left = 74, most = 12;
+  let from = 0, to = data.end, drag = null, moved = false, chosen = -1;
 
   function time(seconds) {
     for (const [unit, size] of [["s", 1], ["ms", 1e-3], ["us", 1e-6]]) if (Math.abs(seconds) >= size) return +(seconds / size).toPrecision(4) + " " + unit;
@@ -36,6 +37,7 @@
     }
   }
   function draw() {
+    if (!steps.clientWidth) return;
     const height = head + data.streams.length * row + 4, pen = prepare(steps, height), width = steps.clientWidth;
     ticks(pen, width, 0, height);
     pen.fillStyle = style("note"); pen.fillText("layers", 4, 27);
@@ -43,7 +45,10 @@
       if (end < from || begin > to) continue;
       const a = Math.max(place(begin, width), left), b = Math.min(place(end, width), width - 8);
       if (b <= left) continue;
+      const on = data.groups[chosen] === name;
+      if (on) { pen.fillStyle = style("bar"); pen.fillRect(a, 18, Math.max(b - a, 1), 17); }
       pen.strokeStyle = style("note"); pen.strokeRect(a + .5, 18.5, Math.max(b - a - 1, .5), 16);
+      pen.fillStyle = style(on ? "paper" : "note");
       for (const text of [name, name.replace(/^.*\./, "")]) if (pen.measureText(text).width < b - a - 4) { pen.fillText(text, a + 3, 27); break; }
     }
     data.streams.forEach((name, number) => { pen.fillStyle = style("note"); pen.fillText(name, 4, head + number * row + row / 2); });
@@ -51,12 +56,12 @@
     for (const [stream, kind, begin, length, name] of data.bars) {
       if (begin + length < from || begin > to) continue;
       const a = Math.max(place(begin, width), left), b = Math.min(place(begin + length, width), width - 8), y = head + stream * row + 2;
-      const spot = stream + ":" + kind + ":" + Math.floor(a * 2);
+      const faded = chosen >= 0 && data.names[name][4] !== chosen, spot = stream + ":" + (faded ? "" : kind) + ":" + Math.floor(a * 2);
       if (b - a < .5 && shown[spot]) continue;
       shown[spot] = true;
-      pen.fillStyle = colours[kind]; pen.fillRect(a, y, Math.max(b - a, .5), row - 4);
-      if (b - a > 60) {
-        pen.save(); pen.beginPath(); pen.rect(a, y, b - a, row - 4); pen.clip(); pen.fillStyle = "#fff";
+      pen.globalAlpha = faded ? .25 : 1; pen.fillStyle = colours[kind]; pen.fillRect(a, y, Math.max(b - a, .5), row - 4); pen.globalAlpha = 1;
+      if (b - a > 60 && !faded) {
+        pen.save(); pen.beginPath(); pen.rect(a, y, b - a, row - 4); pen.clip(); pen.fillStyle = data.inks[kind];
         pen.fillText(data.names[name][0], a + 3, y + row / 2 - 2); pen.restore();
       }
     }
@@ -89,22 +94,84 @@
     let level = data.levels[0][1];
     for (const [begin, value] of data.levels) { if (begin > at) break; level = value; }
     const found = data.bars.filter(bar => bar[0] === stream && bar[2] <= at && at <= bar[2] + bar[3]).pop();
-    said.textContent = time(at) + ", " + bytes(level) + " held" + (found ? " \u2014 " + data.names[found[4]].filter(Boolean).join(", ") + ", " + time(found[3]) : "");
+    said.textContent = time(at) + ", " + bytes(level) + " held" + (found ? " \u2014 " + data.names[found[4]].slice(0, 4).filter(Boolean).join(", ") + ", " + time(found[3]) : "");
   }
   for (const canvas of [steps, memory]) {
     canvas.addEventListener("wheel", event => { if (!event.ctrlKey && !event.metaKey) return; event.preventDefault(); zoom(event.deltaY > 0 ? 1.25 : .8, second(event.offsetX, canvas.clientWidth)); }, {passive: false});
-    canvas.addEventListener("pointerdown", event => { drag = event.offsetX; tell(event.offsetX, event.offsetY); });
+    canvas.addEventListener("pointerdown", event => { drag = event.offsetX; moved = false; tell(event.offsetX, event.offsetY); });
     canvas.addEventListener("pointermove", event => {
-      if (drag !== null && event.buttons) { move((drag - event.offsetX) / (canvas.clientWidth - left) * (to - from)); drag = event.offsetX; }
+      if (drag !== null && event.buttons) { moved = moved || Math.abs(drag - event.offsetX) > 2; move((drag - event.offsetX) / (canvas.clientWidth - left) * (to - from)); drag = event.offsetX; }
       else tell(event.offsetX, canvas === steps ? event.offsetY : -1);
     });
     canvas.addEventListener("dblclick", () => { from = 0; to = data.end; draw(); });
   }
+  function element(name, text, parent) { const made = document.createElement(name); made.textContent = text; parent.append(made); return made; }
+  function table(title, header, rows) {
+    if (!rows.length) return;
+    element("h4", title, panel);
+    const box = element("div", "", panel), made = element("table", "", box), top = element("tr", "", made);
+    box.className = "wide"; box.tabIndex = 0; box.setAttribute("role", "region"); box.setAttribute("aria-label", title);
+    header.forEach(words => { const cell = element("th", words, top); cell.scope = "col"; if (words === "seconds") cell.className = "figure"; });
+    for (const cells of rows) { const line = element("tr", "", made); cells.forEach((words, place) => { const cell = element("td", words, line); if (header[place] === "seconds") cell.className = "figure"; if (header[place] === "how it lies") cell.className = "words"; }); }
+  }
+  function summed(bars) {
+    const found = new Map();
+    for (const bar of bars) { const key = bar[4] + ":" + bar[0], one = found.get(key) || [bar, 0]; one[1] += bar[3]; found.set(key, one); }
+    return [...found.values()].sort((one, other) => other[1] - one[1]);
+  }
+  function shortened(rows, width) {
+    const rest = rows.slice(most), seconds = rest.reduce((sum, one) => sum + one[1], 0);
+    return [rows.slice(0, most), rest.length ? [[rest.length + " shorter", ...Array(width - 2).fill(""), time(seconds)]] : []];
+  }
+  function choose(group) {
+    chosen = group; pick.value = group < 0 ? "" : group; panel.replaceChildren(); draw();
+    if (group < 0) return;
+    const own = data.bars.filter(bar => data.names[bar[4]][4] === group), is = word => bar => data.kinds[bar[1]] === word;
+    element("h3", data.groups[group], panel);
+    const sums = data.kinds.map((kind, place) => [data.kindNames[place], own.filter(is(kind)).reduce((sum, bar) => sum + bar[3], 0)]).filter(one => one[1]);
+    element("p", sums.map(([name, seconds]) => name + " " + time(seconds)).join(", ") + ".", panel);
+    const jumps = element("p", "", panel);
+    for (const kind of ["forward", "backward"]) {
+      const found = own.filter(is(kind));
+      if (!found.length) continue;
+      const button = element("button", "zoom to its " + kind, jumps); button.type = "button";
+      button.addEventListener("click", () => { from = Math.min(...found.map(bar => bar[2])); to = Math.max(...found.map(bar => bar[2] + bar[3])); if (to - from < data.end * 1e-6) to = from + data.end * 1e-6; draw(); });
+    }
+    const operators = shortened(summed(own.filter(bar => !["moving", "stalled", "optimizer"].includes(data.kinds[bar[1]]))), 4);
+    table("Operators", ["operator", "module", "phase", "seconds"], [...operators[0].map(([bar, seconds]) => [data.names[bar[4]][0], data.names[bar[4]][1], data.kindNames[bar[1]], time(seconds)]), ...operators[1]]);
+    const calls = shortened(summed(own.filter(is("moving"))), 3);
+    table("Collectives", ["collective", "link", "seconds"], [...calls[0].map(([bar, seconds]) => [data.names[bar[4]][0], data.streams[bar[0]], time(seconds)]), ...calls[1]]);
+    const waits = shortened(summed(own.filter(is("stalled"))), 2);
+    table("Waits", ["operators stand still", "seconds"], [...waits[0].map(([bar, seconds]) => [data.names[bar[4]][0], time(seconds)]), ...waits[1]]);
+    const ways = data.groupWays[group].map(place => [data.mesh.ways[place], data.reasons[place]]);
+    table("How its weights lie", ["weight", "how it lies", "spec"], ways.map(([way]) => [way.title, way.words, way.spec]));
+    for (const [way, reason] of ways) {
+      if (!reason) continue;
+      const box = element("details", "", panel); element("summary", "Why " + way.title + " lies so", box); element("pre", reason, box);
+    }
+  }
+  data.groups.forEach((name, place) => { const option = element("option", name, pick); option.value = place; });
+  pick.addEventListener("change", () => choose(pick.value === "" ? -1 : +pick.value));
+  steps.addEventListener("click", event => {
+    if (moved) return;
+    const at = second(event.offsetX, steps.clientWidth), stream = Math.floor((event.offsetY - head) / row);
+    const box = event.offsetY < head ? data.layers.find(one => one[1] <= at && at <= one[2]) : null;
+    const bar = box ? null : data.bars.filter(one => one[0] === stream && one[2] <= at && at <= one[2] + one[3]).pop();
+    const group = box ? data.groups.indexOf(box[0]) : bar ? data.names[bar[4]][4] : -1;
+    choose(group === chosen ? -1 : group);
+  });
+  steps.addEventListener("keydown", event => {
+    const middle = (from + to) / 2, act = {"+": () => zoom(.5, middle), "=": () => zoom(.5, middle), "-": () => zoom(2, middle), "0": () => { from = 0; to = data.end; draw(); },
+      Home: () => move(-data.end), End: () => move(data.end), ArrowLeft: () => move((from - to) / 3), ArrowRight: () => move((to - from) / 3), Escape: () => choose(-1)}[event.key];
+    if (act && !event.ctrlKey && !event.metaKey && !event.altKey) { event.preventDefault(); act(); }
+  });
   window.addEventListener("pointerup", () => { drag = null; });
-  root.querySelectorAll("button").forEach(button => button.addEventListener("click", () => {
+  if (root.closest("details")) root.closest("details").addEventListener("toggle", draw);
+  root.querySelectorAll(".buttons button").forEach(button => button.addEventListener("click", () => {
     const middle = (from + to) / 2;
     ({in: () => zoom(.5, middle), out: () => zoom(2, middle), all: () => { from = 0; to = data.end; draw(); }, left: () => move((from - to) / 3), right: () => move((to - from) / 3)})[button.name]();
   }));
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw); window.addEventListener("resize", draw); window.addEventListener("beforeprint", draw);
   draw();
-})();
+}
+document.querySelectorAll(".planned").forEach(draw_step);

@@ -9,10 +9,11 @@ from autopar.report.tables import Table
 
 def pipeline_summary(plan: PipelinePlan, columns: int | None = None) -> str:
     """What ``print(plan)`` and ``autopar show`` print; ``columns`` is the width of the terminal."""
-    return "\n\n".join("\n".join(table.lines(columns)) for table in (_overview(plan), _stages(plan)))
+    return "\n\n".join("\n".join(table.lines(columns)) for table in (overview(plan), stages(plan)))
 
 
-def _overview(plan: PipelinePlan) -> Table:
+def overview(plan: PipelinePlan) -> Table:
+    """The pipeline in a few rows: mesh, step, bound, memory, what crosses."""
     step, bound = plan.objective.seconds, plan.objective.bound_seconds
     mesh = ",".join(f"{name}={size}" for name, size in plan.mesh.items())
     crossing = max((row.bytes_per_rank for row in plan.boundaries), default=0)
@@ -33,7 +34,8 @@ def _overview(plan: PipelinePlan) -> Table:
     return Table(("", "pipeline"), tuple(rows))
 
 
-def _stages(plan: PipelinePlan) -> Table:
+def stages(plan: PipelinePlan) -> Table:
+    """A row a stage."""
     step = plan.objective.seconds
     rows = []
     for number, stage in enumerate(plan.stages):

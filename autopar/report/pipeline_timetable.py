@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from html import escape
+from itertools import product
 from typing import NamedTuple
 
 from autopar.pipeline import Boundary, Stages
@@ -12,7 +13,8 @@ from autopar.pipeline.clock import StageCosts, time_pipeline
 from autopar.pipeline.timetable import read_order
 from autopar.pipeline_plan import PipelinePlan
 from autopar.report import units
-from autopar.report.colours import KINDS
+from autopar.report.colours import KINDS, text_on
+from autopar.report.trace import flow
 
 WIDTH, LEFT, RIGHT, ROW, LINE = 1000, 90, 20, 34, 18
 """Pixels: of the picture, of its margins, of a stage's row, of a line of text."""
@@ -100,7 +102,8 @@ def _rows(plan: PipelinePlan, bars: tuple[StageBar, ...], scale: float, top: flo
             f"<title>{escape(title)}</title></rect>"
         )
         if width >= NUMBERED and bar.microbatch is not None:
-            yield _text(x + width / 2, y + ROW / 2 + 2, str(bar.microbatch), "text-anchor='middle' fill='white' font-size='11'")
+            how = f"text-anchor='middle' fill='{text_on(colour)}' font-size='11'"
+            yield _text(x + width / 2, y + ROW / 2 + 2, str(bar.microbatch), how)
 
 
 def _key(y: float) -> Iterator[str]:
@@ -118,13 +121,26 @@ def _text(x: float, y: float, words: str, how: str) -> str:
 
 
 def pipeline_trace(plan: PipelinePlan) -> str:
-    """JSON of a chrome trace with a row a stage. A microsecond of the trace is one of the prediction."""
+    """JSON of a chrome trace with a row a stage, and an arrow from each action to the one that waits for what it sends. A microsecond of
+    the trace is one of the prediction."""
     events: list[dict[str, object]] = [
         {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": f"a rank of each stage of {plan.model.target}"}}
     ]
     for stage in range(len(plan.stages)):
         events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": stage + 1, "args": {"name": f"stage {stage}"}})
-    for bar in stage_bars(plan):
+    bars = stage_bars(plan)
+    for bar in bars:
         span = {"ts": bar.begin * 1e6, "dur": (bar.end - bar.begin) * 1e6}
         events.append({"name": bar.name, "cat": bar.kind, "ph": "X", "pid": 0, "tid": bar.stage + 1, **span})
+    events += _sent(plan, bars)
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
+
+
+def _sent(plan: PipelinePlan, bars: tuple[StageBar, ...]) -> Iterator[dict[str, object]]:
+    """A flow for each pair of actions between which values cross."""
+    actions = {(bar.stage, bar.kind, bar.microbatch): bar for bar in bars if bar.microbatch is not None}
+    pairs = dict.fromkeys((row.from_stage, row.to_stage) for row in plan.boundaries)
+    for place, ((source, target), number) in enumerate(product(pairs, range(plan.microbatches))):
+        kind = "forward" if source < target else "backward"
+        one, other = actions[source, kind, number], actions[target, kind, number]
+        yield from flow(place, (one.stage + 1, one.begin, one.end), (other.stage + 1, other.begin, other.end))

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
+from autopar.compare.simulated_step import Flight, SimulatedStep
 from autopar.plan import Plan
 from autopar.report.memory_timeline import held
 from autopar.report.timeline import Bar, bars, layers, levels, streams
 from autopar.rows import CollectivePlan, OpPlan
+from autopar.schedule.instructions import COMPUTE
+
+FLOW_INSIDE = 0.01
+"""Share of a bar before an arrow's end in it. At the very edge the bar before it would be found."""
 
 
 def chrome_trace(plan: Plan) -> str:
     """JSON with one complete event for each operator, collective, stall, layer and the optimizer's step, an arrow from each collective to
-    the operators that waited for it, and a counter of the bytes held. A microsecond of the trace is one of the prediction."""
+    the operator that waits for it, and a counter of the bytes held. A microsecond of the trace is one of the prediction."""
     found = bars(plan)
     threads = {stream: number for number, stream in enumerate((*streams(found), "layers"), 1)}
     events: list[dict[str, object]] = [
@@ -25,7 +30,7 @@ def chrome_trace(plan: Plan) -> str:
     ops = {row.name: row for row in plan.ops}
     calls = {row.id: row for row in plan.collectives if row.id is not None}
     events += [_event(bar.name, bar.kind, threads[bar.stream], bar.begin, bar.end, _arguments(bar, ops, calls)) for bar in found]
-    events += _arrows(found, threads)
+    events += _arrows(found, SimulatedStep(plan).flights, threads)
     events += [_event(name, "layer", threads["layers"], begin, end, {}) for name, begin, end in layers(plan, found)]
     events += [
         {"name": "memory", "ph": "C", "pid": 0, "ts": at * 1e6, "args": {"bytes": level}} for at, level in levels(plan, held(plan).levels)
@@ -38,14 +43,25 @@ def _event(name: str, kind: str, thread: int, begin: float, end: float, argument
     return {"name": name, "cat": kind, "ph": "X", "pid": 0, "tid": thread, "ts": begin * 1e6, "dur": (end - begin) * 1e6, **more}
 
 
-def _arrows(found: Sequence[Bar], threads: Mapping[str, int]) -> Iterator[dict[str, object]]:
-    """A flow from the end of each collective to the end of the stall that it caused."""
-    ends = {bar.of: bar for bar in found if bar.kind == "moving"}
-    for number, stall in enumerate(bar for bar in found if bar.kind == "stalled" and bar.of in ends):
-        call = ends[stall.of]
-        shared = {"name": "waited for", "cat": "waits", "pid": 0, "id": number}
-        yield {**shared, "ph": "s", "tid": threads[call.stream], "ts": call.begin * 1e6}
-        yield {**shared, "ph": "f", "bp": "e", "tid": threads[stall.stream], "ts": stall.end * 1e6}
+def _arrows(found: Sequence[Bar], flights: Mapping[str, Flight], threads: Mapping[str, int]) -> Iterator[dict[str, object]]:
+    """A flow from each collective to the operator after its wait, hidden ones too; to the optimizer where none follows."""
+    calls = {bar.of: bar for bar in found if bar.kind == "moving"}
+    operators = {bar.of: bar for bar in found if bar.stream == COMPUTE and bar.kind not in ("moving", "stalled")}
+    for number, (name, flight) in enumerate(flights.items()):
+        call, reader = calls.get(name), operators.get(flight.before)
+        if call is None or reader is None:
+            continue
+        more = {"args": {"stalled_seconds": flight.stalled}} if flight.stalled > 0 else {}
+        yield from flow(number, (threads[call.stream], call.begin, call.end), (threads[reader.stream], reader.begin, reader.end), more)
+
+
+def flow(
+    number: int, source: tuple[int, float, float], target: tuple[int, float, float], more: Mapping[str, object] | None = None
+) -> Iterator[dict[str, object]]:
+    """An arrow between two bars, each (thread, begin, end) in seconds. Its ends lie within the bars, as viewers find them by that."""
+    shared = {"name": "waited for by", "cat": "waits", "pid": 0, "id": number, **(more or {})}
+    yield {**shared, "ph": "s", "tid": source[0], "ts": (source[1] + FLOW_INSIDE * (source[2] - source[1])) * 1e6}
+    yield {**shared, "ph": "f", "bp": "e", "tid": target[0], "ts": (target[1] + FLOW_INSIDE * (target[2] - target[1])) * 1e6}
 
 
 def _arguments(bar: Bar, ops: dict[str, OpPlan], calls: dict[str, CollectivePlan]) -> dict[str, object]:

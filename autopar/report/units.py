@@ -31,6 +31,15 @@ def size(value: float) -> str:
     return f"{_digits(value)} {unit}"
 
 
+def binary_unit(value: float) -> int:
+    """Bytes of the unit in which ``size`` gives a value.
+
+    >>> binary_unit(70 * 2**30) == 2**30
+    True
+    """
+    return next((1024**power for power in range(4) if value / 1024**power < 1000), 1024**4)
+
+
 def shape(extents: tuple[int, ...]) -> str:
     """``14336x4096``; ``scalar`` without dims."""
     return "x".join(map(str, extents)) or "scalar"

@@ -229,7 +229,7 @@ WORDS = [
     "MLP --mesh dp=2 --seed 1.5", "MLP --mesh dp=2 --pin =S0", "MLP --mesh dp=2 --pin head.weight=S(no",
     "MLP --mesh dp=2 --pin head.weight=", "MLP --mesh dp=2 --pin a=R --pin a=S0", "MLP --mesh dp=2 --pin [=R",
     "MLP --mesh dp=2 --pin output:9=R", "MLP --mesh dp=2 --rungs 4", "MLP --mesh dp=2 --rungs 0 --pareto",
-    "MLP --mesh dp=2 --html x.html", "MLP --mesh dp=2 --pareto --memory 1GiB", "MLP --mesh dp=2 extra",
+    "MLP --mesh dp=2 --html x.html -o x.html", "MLP --mesh dp=2 --pareto --memory 1GiB", "MLP --mesh dp=2 extra",
     "MLP --mesh dp=2 --compute-dtype int8", "plan zoo --mesh dp=2", "plan zoo:mlp,, --mesh dp=2", "plan zoo:mlp,layers=-1 --mesh dp=2",
     "plan zoo:mlp,batch=0 --mesh dp=2", "plan zoo:mlp,batch=99999999999999999999 --mesh dp=2", "plan zoo:gpt2,dropout=nan --mesh dp=2",
     "plan zoo:mlp,batch=99999999999999,layers=1 --mesh dp=2,tp=2", "verify PLAN zoo:mlp --seed 99999999999999999999",

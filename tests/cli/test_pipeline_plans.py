@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 
 from autopar.check.pipelines import check_pipeline
 from autopar.pipeline_plan import PipelinePlan
+from autopar.report.pipeline_timetable import pipeline_svg
 from tests.cli.running import autopar, refused
+from tests.report.pages import read_page
 
 TARGET = "zoo:gpt2,layers=3"
 PLAN = ("plan", TARGET, "--mesh", "pp=2,dp=1", "--microbatches", "4", "--hardware", "cpu-cluster", "--effort", "low")
@@ -55,7 +58,14 @@ def test_the_timetable_is_drawn(plan: Path, tmp_path: Path, capsys: pytest.Captu
     drawn = ElementTree.parse(svg).getroot()
     titles = [element.text for element in drawn.iter() if element.tag.endswith("title")]
     assert len(titles) == 2 * (2 * 4 + 1) and sum("forward of microbatch 3" in str(title) for title in titles) == 2
-    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    traced = json.loads(trace.read_text())["traceEvents"]
+    events = [event for event in traced if event["ph"] == "X"]
+    for kind, half in (("s", 0), ("f", 1)):
+        ends = [event for event in traced if event["ph"] == kind]
+        assert len(ends) == 2 * 4, "each microbatch crosses forward and backward"
+        assert {event["tid"] for event in ends[:4]} == {1 + half} and {event["tid"] for event in ends[4:]} == {2 - half}
+    starts, ends = ({event["id"]: event["ts"] for event in traced if event["ph"] == kind} for kind in "sf")
+    assert all(starts[number] < ends[number] for number in starts), "what receives begins later"
     step = PipelinePlan.from_json(plan.read_text()).objective.seconds
     assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(step * 1e6)
     for stage in (1, 2):
@@ -63,9 +73,27 @@ def test_the_timetable_is_drawn(plan: Path, tmp_path: Path, capsys: pytest.Captu
         assert all(after[0] >= before[1] - 1e-6 for before, after in pairwise(spans))
 
 
-def test_a_page_is_not_there_yet(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refused(autopar(capsys, "show", plan, "--html", tmp_path / "x.html"), 2, "has no page and no phases so far")
-    assert not (tmp_path / "x.html").exists()
+def test_the_page_has_the_timetable_the_stages_and_the_plan_of_each(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert autopar(capsys, "show", plan, "--html", tmp_path / "x.html").status == 0
+    text = (tmp_path / "x.html").read_text()
+    page = read_page(text)
+    assert {"Timetable", "Stages", "Particulars", "One step, simulated"} <= set(page.texts["h2"])
+    assert len([words for words in page.texts["summary"] if words.startswith("Stage ")]) == 2
+    data = [json.loads(words) for words in page.texts["script"] if words.startswith("{")]
+    saved = PipelinePlan.from_json(plan.read_text())
+    assert [one["limit"] for one in data] == [stage.plan.memory_limit_bytes_per_rank for stage in saved.stages]
+    assert all(one["bars"] and one["mesh"]["ways"] for one in data), "each stage is drawn from its own plan"
+    assert f"autopar plan {TARGET} --mesh pp=2,dp=1" in text and f"--stages {saved.cut[0]}" in text
+    assert pipeline_svg(saved).strip() in text and not re.search(r"https?:(?!//www.w3.org/2000/svg)|@import|url\(", text)
+
+
+def test_a_page_of_orders_that_wait_for_ever_is_refused(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stuck = _changed(PipelinePlan.from_json(plan.read_text()), 1, order="B0 F0")
+    plan.write_text(stuck.to_json())
+    for option in ("--html", "--svg", "--trace"):
+        refused(autopar(capsys, "show", plan, option, tmp_path / "x"), 3, "wait")
+    refused(autopar(capsys, "show", plan, "--search"), 2, "has no phases of a search")
+    assert not (tmp_path / "x").exists()
 
 
 def test_figures_add_up(text: str) -> None:

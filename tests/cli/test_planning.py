@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -324,11 +325,47 @@ def test_two_results_have_two_places(plan_file: Path, tmp_path: Path, capsys: py
 
 
 def test_a_ladder_or_a_sweep_is_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for text in ('{"schema": "autopar.pareto/1", "rows": []}', '{"target": "zoo:mlp", "rows": []}'):
+    for text, command in (('{"schema": "autopar.pareto/1", "rows": []}', "check"), ('{"target": "zoo:mlp", "rows": []}', "show")):
         (tmp_path / "other.json").write_text(text)
-        ran = autopar(capsys, "show", tmp_path / "other.json")
+        ran = autopar(capsys, command, tmp_path / "other.json")
         refused(ran, 3, "this autopar reads")
         assert "give a file written by autopar plan -o, without --pareto" in ran.err
+
+
+def test_a_page_comes_with_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    ran = autopar(capsys, "plan", "zoo:mlp,layers=1", "--mesh", "dp=2", "-o", made, "--html", page)
+    assert ran.status == 0 and str(load(made)).split() == ran.out.split(), "the table is printed too"
+    shown = autopar(capsys, "show", made, "--html", tmp_path / "shown.html")
+    assert shown.status == 0 and undated(page) == undated(tmp_path / "shown.html")
+    ran = autopar(capsys, "plan", "zoo:mlp,layers=1", "--mesh", "dp=2", "--html", "-")
+    assert ran.out.startswith("<!doctype html>") and ran.out.rstrip().endswith("</html>")
+    refused(autopar(capsys, "plan", "zoo:mlp", "--mesh", "dp=2", "--html", tmp_path / "nowhere" / "x.html"), 3, "nowhere")
+
+
+def undated(path: Path) -> str:
+    """A page without its date."""
+    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "", path.read_text())
+
+
+def test_a_saved_ladder_is_shown_as_it_was_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "ladder.json"
+    asked = ["plan", "zoo:mlp,layers=3,batch=256,width=16", "--mesh", "dp=2", "--hardware", "h100-sxm", "--pareto", "--rungs", "3"]
+    ran = autopar(capsys, *asked, "--time-limit", "20", "-o", saved, "--html", tmp_path / "made.html")
+    assert ran.status == 0, ran.err
+    shown = autopar(capsys, "show", saved, "--html", tmp_path / "shown.html", "--svg", tmp_path / "ladder.svg")
+    assert shown.out == ran.out and undated(tmp_path / "made.html") == undated(tmp_path / "shown.html")
+    assert json.loads(autopar(capsys, "show", saved, "--json").out) == json.loads(saved.read_text())
+    words = " ".join(ElementTree.parse(tmp_path / "ladder.svg").getroot().itertext())
+    assert all(said in words for said in ("zoo:mlp", "dp=2", "h100-sxm", "train", "memory per rank", "takes less", "KiB", "us"))
+    refused(autopar(capsys, "show", saved, "--trace", tmp_path / "x"), 2, "has no single step to trace")
+    refused(autopar(capsys, "show", saved, "--search"), 2, "has no phases of a search")
+    old = {key: value for key, value in json.loads(saved.read_text()).items() if key in ("schema", "target", "rows")}
+    saved.write_text(json.dumps(old))
+    assert autopar(capsys, "show", saved, "--html", tmp_path / "x").out == ran.out, "older files have neither hardware nor baselines"
+    for broken in ({**old, "rows": []}, {**old, "rows": [{**old["rows"][0], "gap": "none"}]}, {**old, "more": 1}):
+        saved.write_text(json.dumps(broken))
+        refused(autopar(capsys, "show", saved), 3, "is not a ladder of memory limits")
 
 
 def test_a_module_named_as_a_path_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,7 @@ def test_the_drawing_has_a_row_for_each_stream(tmp_path: Path, capsys: pytest.Ca
     words = "show", tmp_path / "plan.json", "--html", tmp_path / "plan.html", "--trace", tmp_path / "trace.json"
     assert autopar(capsys, *words).status == 0
     page = (tmp_path / "plan.html").read_text()
-    assert '"streams":["compute","node"]' in page and '["waits for all_gather of 6 values from w0"]' in page
+    assert '"streams":["compute","node"]' in page and '["waits for all_gather of 6 values from w0",' in page
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     threads = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert list(threads.values()) == ["compute", "node", "layers"]
