@@ -61,7 +61,8 @@ def capture(
         args, kwargs: example inputs; their values are not read.
         mode: ``train`` captures forward and backward, ``inference`` the forward in evaluation mode.
         loss: ``loss(outputs, *loss_args) -> scalar``; None when forward returns the loss, or there is none.
-        compute_dtype: ``bfloat16`` or ``float16``: mixed precision; parameters, gradients and optimizer states keep their dtype.
+        compute_dtype: mixed precision; parameters, gradients and optimizer states keep their dtype. ``bfloat16`` or ``float16``: all that
+            the model computes; ``autocast-bfloat16`` or ``autocast-float16``: model and loss as ``torch.autocast`` of CPUs computes them.
         microbatches: number of equal parts, along dim 0, of the example inputs; the graph is that of one part.
 
     Raises:

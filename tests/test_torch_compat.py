@@ -9,7 +9,6 @@ import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,33 +201,6 @@ def test_a_group_tells_its_timeout():
         return torch_compat.timeout_of(world).total_seconds(), torch_compat.timeout_of(other).total_seconds()
 
     assert run_ranks(rank_main, 1, timeout=7.0) == [(7.0, 3.0)]
-
-
-FUSED = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=0.9)}
-
-
-@pytest.mark.parametrize("kind", FUSED)
-def test_fused_optimizers_update_local_parts(kind):
-    """As the dispatcher does it, which knows no fused SGD; what is placed otherwise than its gradient is left to it."""
-
-    def rank_main(rank):
-        torch_compat.update_local_parts()
-        mesh = init_device_mesh("cpu", (2,))
-        whole = [torch.arange(12.0).view(4, 3), torch.arange(6.0).view(2, 3), torch.arange(4.0).view(2, 2)]
-        slopes = [torch.cos(tensor) for tensor in whole]
-        places = [[Shard(0)], [Replicate()], [Shard(1)]]
-        plain = [nn.Parameter(tensor.clone()) for tensor in whole]
-        split = [nn.Parameter(distribute_tensor(tensor, mesh, place)) for tensor, place in zip(whole, places, strict=True)]
-        for parameters in (plain, split):
-            optimizer = FUSED[kind](parameters, lr=0.1, fused=True)
-            for turn in range(3):
-                for tensor, slope, place in zip(parameters, slopes, places, strict=True):
-                    there = [Replicate()] if turn == 2 and place == [Shard(0)] and kind != "sgd" else place
-                    tensor.grad = distribute_tensor(slope + turn, mesh, there) if parameters is split else slope + turn
-                optimizer.step()
-        return [torch.equal(tensor, other.full_tensor()) for tensor, other in zip(plain, split, strict=True)]
-
-    assert run_ranks(rank_main, 2) == [[True] * 3] * 2
 
 
 def test_a_detached_dtensor_is_a_view_of_the_same_placement():

@@ -34,7 +34,9 @@ ModeOption = Annotated[str, typer.Option(help="train or inference")]
 OptimizerOption = Annotated[
     str, typer.Option(help="adamw, adamw-mixed, sgd, sgd-momentum, none, or one's own: NAME:BYTES,ACCESSES for each element")
 ]
-ComputeDtypeOption = Annotated[str | None, typer.Option(help="bfloat16 or float16: mixed precision, beside parameters of their own")]
+ComputeDtypeOption = Annotated[
+    str | None, typer.Option(help="mixed precision: bfloat16, float16, or autocast-bfloat16, autocast-float16 as torch.autocast computes")
+]
 CostModelOption = Annotated[str, typer.Option(help="roofline, or communication for collectives alone")]
 RecomputeOption = Annotated[str, typer.Option(help="auto: run operators again in backward where memory needs it; off")]
 MicrobatchesOption = Annotated[str, typer.Option(help="equal parts of the batch, gradients summed: a number, or auto")]

@@ -29,7 +29,7 @@ from autopar.importer.groups import find_groups
 from autopar.importer.joint import DialectProgram, check_sizes, trace
 from autopar.importer.lowering import Lowering
 from autopar.importer.moe_unsort import leave_unsorted
-from autopar.importer.precision import check_compute_dtype, where_used
+from autopar.importer.precision import autocast_of, check_compute_dtype, is_autocast, share_casts, where_used
 from autopar.importer.repeats import Chain, find_chains
 from autopar.importer.roles import attached
 from autopar.importer.sets import in_order
@@ -134,7 +134,7 @@ def _traced(
 ) -> tuple[Exported, Graph, tuple[Value, ...]]:  # fmt: skip
     """The graph, and the values that are its inputs."""
     args, kwargs, loss, loss_args, compute_dtype = call
-    with diagnosed("running the model"):
+    with diagnosed("running the model"), autocast_of(compute_dtype):
         run = partial(export, model, args, kwargs, loss, loss_args, weights, train=train, compute_dtype=compute_dtype, within=within)
         exported = run()
         recording = train or bool(exported.calls)  # a forward may take gradients, of forces say, where nothing trains
@@ -149,7 +149,8 @@ def _traced(
     with diagnosed("tracing the model", program.place):
         traced = trace(program, recording=recording)
     lowering = Lowering(exported, traced.graph, program.origins, blocks.parameters, train=train)
-    return exported, lowering.run(), tuple(lowering.roles.inputs.values())
+    graph = share_casts(lowering.run()) if is_autocast(compute_dtype) else lowering.run()
+    return exported, graph, tuple(lowering.roles.inputs.values())
 
 
 def _chains(model: nn.Module, weights: FakeWeights, run: Callable[[], object]) -> tuple[Chain, ...]:

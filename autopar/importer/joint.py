@@ -22,6 +22,7 @@ from autopar.importer.blocks import InBlocks
 from autopar.importer.diagnosis import at_line, refuse_collective
 from autopar.importer.exported import Exported
 from autopar.importer.in_place import InPlace
+from autopar.importer.precision import autocast_of
 from autopar.importer.provenance import user_frame
 from autopar.importer.rewrite import Replacement, replacements, seeded
 from autopar.importer.rewrite.patterns import recognised
@@ -66,7 +67,7 @@ class DialectProgram(nn.Module):
         self.seeds = count(1)  # a program is run more than once in a trace
         table = replacements(self.next_seed)
         self.leaves.clear()
-        with torch_compat.recorded_origins() as origin:
+        with torch_compat.recorded_origins() as origin, autocast_of(self.exported.arguments.get("compute_dtype")):
             given = {
                 (value.kind, value.name): with_hooks(tensor, value.hooks, _users(table, lambda: nullcontext()))
                 for value, tensor in zip(self.exported.tensors, tensors, strict=True)

@@ -11,6 +11,7 @@ code                a segment as straight-line Python
 kernels             one operator on one rank, as an expression of it
 whole_operands      operators are told that a rank holds a whole table, or all experts
 index_check         numbers that are looked up must be of entries that are there
+mixed_norms         norms beside weights of more digits, for which a GPU has no kernel
 fusion              operators that run as one kernel, or write over what they read last
 buffer_writes       counters and running statistics are written where they lie
 inner               bodies of the operators with collectives inside

@@ -30,6 +30,7 @@ from autopar.runtime.index_check import write_check
 from autopar.runtime.inner import Answer, Request, body
 from autopar.runtime.kernels import assign, write_call, write_operator
 from autopar.runtime.loss_tail import Tail, loss_tail
+from autopar.runtime.mixed_norms import check_norms
 from autopar.runtime.operators import find_function, find_operator, named_results, takes_device, with_tensors, with_torch_values
 from autopar.runtime.ranges import call_of, layer_of
 from autopar.runtime.whole_operands import mark_whole
@@ -166,7 +167,11 @@ def bind(schedule: Schedule, backend: Backend, device: torch.device, *, dropout:
         dropout: False lets every dropout keep all elements (and still scale by ``1 / (1 - p)``, which the backward graph
             has baked in) and makes every other random number a constant, so that runs can be compared.
         in_place: whether operators may write over what they read last (see ``fusion``), and into buffers.
+
+    Raises:
+        UsageError: the device has no kernel for one of the operators.
     """
+    check_norms(schedule.graph, device)
     tail = Tail() if backend.traced else loss_tail(schedule)
     places = range(len(schedule.instructions))
     half = [item.half for item in schedule.instructions]

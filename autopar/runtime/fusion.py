@@ -139,7 +139,9 @@ def _find_pair(index: int, lives: _Lives) -> Pair | None:
     addend = 1 - addition.reads.index(item.writes[0])
     beside, result = lives.local(addition.reads[addend]), lives.local(addition.writes[0])
     product = find_product(item.op, [lives.local(value).shape for value in item.reads])
-    if product is None or product.shape != result.shape or not _fits(beside, result, product) or beside.dtype != result.dtype:
+    if product is None or product.shape != result.shape or not _fits(beside, result, product):
+        return None
+    if not lives.local(item.writes[0]).dtype == beside.dtype == result.dtype:  # a half-precision product beside a float32 stream
         return None
     if lives.writer.get(addition.reads[addend], -1) >= index:
         return None

@@ -227,10 +227,10 @@ class ShardedModule(WithinReplicas, OwnStates):
             raise UsageError("the module is called within torch.func or forward-mode differentiation: the planned program is fixed", hint)
         device, graph = self.place.device.type, self.step.graph
         if torch.is_autocast_enabled(device):
-            asked, planned = str(torch.get_autocast_dtype(device)).removeprefix("torch."), graph.arguments.get("compute_dtype")
-            if asked != planned:
+            asked, planned = str(torch.get_autocast_dtype(device)).removeprefix("torch."), graph.arguments.get("compute_dtype") or ""
+            if asked != planned.removeprefix("autocast-"):
                 message = f"the module is called under autocast to {asked}, the plan computes in {planned or 'its own dtypes'}"
-                raise UsageError(message, f"plan it with compute_dtype={asked!r}, or call it outside autocast")
+                raise UsageError(message, f"plan it with compute_dtype='autocast-{asked}', or call it outside autocast")
 
     def __getattr__(self, name: str) -> Any:
         """Attributes and methods of the model's own class, where this one has none: ``config``, ``init_weights``."""

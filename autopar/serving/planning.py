@@ -22,6 +22,7 @@ from autopar.api import capture, load, plan
 from autopar.errors import FileError, InfeasibleError, UsageError
 from autopar.files import check_path
 from autopar.graph import Graph
+from autopar.importer.precision import is_autocast
 from autopar.options import check_seconds
 from autopar.plan import Plan
 from autopar.report.units import seconds as seconds_text
@@ -140,7 +141,7 @@ def plan_serving(
         cache: makes a cache of a length; for models of transformers not needed.
         constraints: as of ``plan``; ``cache.*`` are the cache's tensors.
         time_limit: seconds for all searches; captures come on top.
-        options: of ``plan``: mesh or devices, hardware, memory, compute_dtype, cost_model, effort, seed.
+        options: of ``plan``: mesh or devices, hardware, memory, compute_dtype (not autocast's), cost_model, effort, seed.
 
     Raises:
         UsageError: lengths that hold no prompt, a model without a cache; else as ``plan``.
@@ -151,6 +152,9 @@ def plan_serving(
     unknown = sorted(set(options) & {"mode", "loss", "loss_args", "optimizer", "microbatches", "recompute"})
     if unknown:
         raise UsageError(f"{', '.join(unknown)}: a model that generates is not trained", "leave it out")
+    if is_autocast(options.get("compute_dtype")):
+        message = f"compute_dtype={options['compute_dtype']!r} makes keys and values in half precision, the cache has the model's dtype"
+        raise UsageError(message, "convert the model and leave it out, as in plan_serving(model.bfloat16(), ...)")
     rooms = rooms or (prompts[-1] + tokens,)
     counts = _counts(rooms, prompts, tokens)
     computed = {"compute_dtype": options.pop("compute_dtype", None)}

@@ -16,12 +16,12 @@ from autopar.torch_compat.dtensor_rules import (
     say_how_to_compare,
     take_plain_in_backward,
 )
+from autopar.torch_compat.local_steps import step_local_parts
 from autopar.torch_compat.placements import gather_unequal_parts, place_states, shard_beside_blocks
 from autopar.torch_compat.written_parts import (
     assign_data,
     detach_local_parts,
     reshape_in_place,
-    update_local_parts,
     write_through_views,
     write_where_masked,
 )
@@ -29,7 +29,7 @@ from autopar.torch_compat.written_parts import (
 
 def teach_dtensors() -> None:
     """What DTensors of weights and gradients are to do beside what torch's do."""
-    update_local_parts()
+    step_local_parts()
     detach_local_parts()
     reduce_where_asked()
     reduce_beside_numbers()

@@ -106,12 +106,12 @@ def dtensor_like(local: torch.Tensor, like: Any) -> Any:
     The public way derives placements and strides anew each time, which for a model's gradients takes milliseconds a step; ``__init__`` does
     nothing, behind a wrapper that takes as long as all the rest.
     """
-    kind = _dtensor_class()
+    kind = dtensor_class()
     return kind.__new__(kind, local, like._spec, requires_grad=False)
 
 
 @cache
-def _dtensor_class() -> Any:
+def dtensor_class() -> Any:
     """Imported once: the import of a thing that is there already takes a fifth of the time that making a DTensor does."""
     from torch.distributed.tensor import DTensor
 

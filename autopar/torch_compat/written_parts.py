@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,43 +13,6 @@ from autopar.torch_compat.dtensor_rules import _aten
 from autopar.torch_compat.placements import dtensor_like
 from autopar.torch_compat.tensors import dispatch_mode, draws, leaves_of, map_tensors, storage_key
 from autopar.torch_compat.whole_tensors import as_torch_does, cut_into, on_all, whole_of
-
-
-@cache
-def update_local_parts() -> None:
-    """Lets fused optimizers update what this rank holds of DTensors that lie alike (``_custom_op_handlers`` of DTensor's dispatcher).
-
-    That is what the dispatcher would do, but it derives and wraps every result first, which for a model's parameters takes a millisecond
-    a step and more. What does not lie alike, and what is still a sum over ranks, is left to it.
-    """
-    from torch.distributed.tensor import DTensor
-
-    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-
-    def local(item: Any) -> Any:
-        if isinstance(item, (list, tuple)):
-            return [local(entry) for entry in item]
-        return item._local_tensor if isinstance(item, DTensor) else item
-
-    def lie_alike(lists: Iterable[Any]) -> bool:
-        for tensors in zip(*(item for item in lists if item), strict=True):
-            specs = [tensor._spec for tensor in tensors if isinstance(tensor, DTensor)]
-            if any(tensor.dim() for tensor in tensors if not isinstance(tensor, DTensor)) and specs:
-                return False
-            if any(spec is not specs[0] and (spec.placements != specs[0].placements or spec.mesh != specs[0].mesh) for spec in specs):
-                return False
-            if any(placement.is_partial() for placement in (specs[0].placements if specs else ())):
-                return False
-        return True
-
-    def update(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if lie_alike(item for item in args if isinstance(item, (list, tuple))):
-            operator(*local(args), **{name: local(item) for name, item in kwargs.items()})
-            return None
-        return as_torch_does(operator, args, kwargs)
-
-    for name in ("_fused_adamw_", "_fused_adam_", "_fused_sgd_", "_fused_adagrad_", "_foreach_copy_"):
-        handlers.setdefault(getattr(torch.ops.aten, name).default, update)
 
 
 @cache

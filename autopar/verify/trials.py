@@ -16,7 +16,7 @@ from autopar.attributes import in_place_of_originals
 from autopar.graph import Graph
 from autopar.importer import cut_call, without_fast_path
 from autopar.importer.containers import renewed
-from autopar.importer.precision import call_in
+from autopar.importer.precision import autocast_of, call_in
 from autopar.runtime.accumulation import rows_in_reach, run_step
 from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.calls import leaves
@@ -119,8 +119,10 @@ class Case:
         made, recording = self.graph.accumulation, self.graph.arguments.get("recording", False)
         with without_chance(), without_fast_path(), torch.set_grad_enabled(self.trains or recording), rows_in_reach(made):
             args, kwargs = renewed((call.args, dict(call.kwargs)))
-            result = call_in(model, self.graph.arguments.get("compute_dtype"), args, kwargs)
-            outputs = self.outputs(result if self.loss is None else self.loss(result, *call.loss_args))
+            compute_dtype = self.graph.arguments.get("compute_dtype")
+            with autocast_of(compute_dtype):
+                result = call_in(model, compute_dtype, args, kwargs)
+                outputs = self.outputs(result if self.loss is None else self.loss(result, *call.loss_args))
             return outputs if made.whole else {name: tensor * made.weight for name, tensor in outputs.items()}
 
     def outputs(self, result: Any) -> Tensors:

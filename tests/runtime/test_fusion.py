@@ -92,6 +92,7 @@ def test_what_is_no_pair(items: tuple[Line, ...]) -> None:
 def test_a_product_that_leaves_and_one_of_another_dtype_are_no_pair() -> None:
     assert not fused(LINEAR, ADD, outputs=("y", "out"))
     assert not fused(LINEAR, ADD, bias="float64")
+    assert not fused(LINEAR, ADD, y="bfloat16")
 
 
 def test_a_row_that_is_as_long_as_the_largest_part_alone_is_no_pair() -> None:

@@ -154,6 +154,8 @@ def test_what_cannot_be_served_is_said() -> None:
         autopar.cached(causal(), 4, 8, lambda length: SimpleNamespace())
     with pytest.raises(UsageError, match="does not hold a prompt of 5 and a token after it"):
         autopar.plan_serving(causal(), cache=past(4), lengths=(4, 5), **options)
+    with pytest.raises(UsageError, match=r"the cache has the model's dtype\nhint: convert the model"):
+        autopar.plan_serving(causal(), batch=4, prompt=5, tokens=7, cache=past(4), mesh="2", compute_dtype="autocast-bfloat16")
     with pytest.raises(UsageError, match="optimizer: a model that generates is not trained"):
         autopar.plan_serving(causal(), cache=past(4), optimizer="sgd", **options)
     for wrong, said in (

@@ -19,7 +19,7 @@ import torch
 from autopar.dialect.noise import draws, seeded_source
 from autopar.importer.rewrite.attentions import attention_replacement
 from autopar.importer.rewrite.concatenation import cat
-from autopar.importer.rewrite.contractions import addbmm, addmm, addr, bilinear, einsum, linear, matmul, vdot
+from autopar.importer.rewrite.contractions import addbmm, addmm, addr, bilinear, einsum, linear, matmul, uncast, vdot
 from autopar.importer.rewrite.convolutions import convolution, convolve, convolve_steps
 from autopar.importer.rewrite.diagonals import DIAGONALS, trace
 from autopar.importer.rewrite.experts import registered
@@ -67,16 +67,16 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.matmul.default: matmul,
         aten.mm.default: matmul,
         aten.bmm.default: matmul,
-        aten.mv.default: matmul,
-        aten.dot.default: matmul,
+        aten.mv.default: uncast(matmul),
+        aten.dot.default: uncast(matmul),
         aten.addmm.default: addmm,
         aten.baddbmm.default: addmm,
-        aten.addmv.default: addmm,
+        aten.addmv.default: uncast(addmm),
         aten.addbmm.default: addbmm,
         aten.addr.default: addr,
         aten.einsum.default: einsum,
-        aten.bilinear.default: bilinear,
-        aten.vdot.default: vdot,
+        aten.bilinear.default: uncast(bilinear),
+        aten.vdot.default: uncast(vdot),
         aten.conv1d.default: convolve(1),
         aten.conv2d.default: convolve(2),
         aten.conv3d.default: convolve(3),
@@ -118,9 +118,9 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.inverse.default: inverse,
         aten.linalg_inv.default: inverse,
         aten.linalg_cholesky.default: cholesky,
-        aten.linalg_solve.default: solve,
+        aten.linalg_solve.default: precise(solve),
         aten.masked_scatter.default: masked_scatter,
-        aten.trace.default: trace,
+        aten.trace.default: precise(trace),
         aten.channel_shuffle.default: channel_shuffle,
         aten.affine_grid_generator.default: affine_grid,
         **STRIDED,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from string import ascii_letters
 from typing import Any
 
@@ -34,6 +34,16 @@ def autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
     dtype = torch.get_autocast_dtype("cpu")
     narrow = (torch.float32, torch.float16, torch.bfloat16)
     return tuple(t.to(dtype) if t is not None and t.dtype in narrow else t for t in tensors)
+
+
+def uncast(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A contraction that ``torch.autocast`` leaves in the dtypes of its operands, because its operator is not on the list of CPUs."""
+
+    def replacement(*args: Any, **kwargs: Any) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return function(*args, **kwargs)
+
+    return replacement
 
 
 def _prepare(tensor: Tensor, factors: tuple[str, ...], sizes: Mapping[str, int], wanted: set[str]) -> tuple[Tensor, tuple[str, ...]]:

@@ -21,11 +21,11 @@ def embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad
     return torch.ops.autopar.embedding.default(weight, indices, 0)
 
 
-def precise(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The loss in float32 under ``torch.autocast``, as torch computes it there."""
+def precise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A loss, or another function, in float32 under ``torch.autocast``, as torch computes it there."""
 
     def replacement(*args: Any, **kwargs: Any) -> Tensor:
-        return loss(*map(_wide, args), **{name: _wide(item) for name, item in kwargs.items()})
+        return function(*map(_wide, args), **{name: _wide(item) for name, item in kwargs.items()})
 
     return replacement
 

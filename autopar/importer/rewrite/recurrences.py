@@ -54,6 +54,8 @@ def _layer(x: Tensor, states: Tensor, weights: Sequence[Tensor], cell: str, ways
         of_input, of_state, *biases = weights[way * each : (way + 1) * each]
         gates = linear(x.flip(0) if way else x, of_input, biases[0] if biases else None)
         given = autocast(gates, states[:, way], of_state, biases[1] if biases else None)
+        if cell == "gru" and torch.is_autocast_enabled("cpu"):  # torch adds to a state that stays in float32
+            given = tuple(item if item is None else item.float() for item in given)
         found.append(torch.ops.autopar.recurrence.default(*given, cell))
     out = [states[0].flip(0) if way else states[0] for way, states in enumerate(found)]
     return torch.cat(out, -1) if ways > 1 else out[0], torch.stack([states[:, -1] for states in found], 1).unbind(0)
