@@ -1,13 +1,12 @@
 """A Trainer of transformers whose model is planned and compiled.
 
-All ranks share one batch, as the ranks of tensor parallelism do: each loads the whole batch, and the compiled module cuts it as planned. The
-batch is that of data parallelism on as many processes, ``per_device_train_batch_size`` times their number, so that a script keeps its
+All ranks share one batch, as the ranks of tensor parallelism do: each loads the whole batch, and the compiled module cuts it as planned.
+The batch is that of data parallelism on as many processes, ``per_device_train_batch_size`` times their number, so that a script keeps its
 arguments. Dynamic padding, token counts and predictions are then those of one process.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -21,17 +20,18 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map_only
 
 from autopar.api import compile as compile_model
 from autopar.api import load
 from autopar.api import plan as plan_model
 from autopar.errors import FileError, UsageError
+from autopar.integrations.planning import check_planning
 from autopar.plan import Plan
 from autopar.rows import Outputs
 from autopar.runtime import load_safetensors
 from autopar.runtime.agreement import together
 from autopar.runtime.groups import team_of
+from autopar.torch_compat import map_only, map_tensors
 
 try:
     import accelerate  # noqa: F401  the Trainer needs it, and says so only when it is made
@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "auto_find_batch_size": (lambda args: args.auto_find_batch_size, "set per_device_train_batch_size; autopar plan says what fits"),
     "split_batches": (lambda args: args.accelerator_config.split_batches, "drop it: all ranks load whole batches"),
     "dispatch_batches": (lambda args: args.accelerator_config.dispatch_batches, "drop it: all ranks load whole batches"),
-    "train_sampling_strategy='batch_rebalance'": (lambda args: args.train_sampling_strategy == "batch_rebalance", "choose another strategy"),
+    "batch_rebalance": (lambda args: args.train_sampling_strategy == "batch_rebalance", "choose another train_sampling_strategy"),
     "several GPUs in one process": (lambda args: args.n_gpu > 1, "start the script with torchrun, one process a GPU"),
 }
 """Arguments of the Trainer that a compiled module cannot honour: when one is set, and what to do instead."""
@@ -84,6 +84,7 @@ class AutoparTrainer(transformers.Trainer):
     """
 
     plan: Plan
+    model: Any
 
     def __init__(
         self, *args: Any, plan: Plan | str | os.PathLike[str] | None = None, planning: Mapping[str, Any] | None = None, **kwargs: Any
@@ -147,7 +148,8 @@ class AutoparTrainer(transformers.Trainer):
 
     def _name_optimizer(self) -> str:
         """Raises UsageError: ``autopar.plan`` does not know what the optimizer keeps."""
-        name = "another optimizer" if self.optimizer is not None or self.optimizer_cls_and_kwargs is not None else str(self.args.optim.value)
+        own = self.optimizer is not None or self.optimizer_cls_and_kwargs is not None
+        name = "an optimizer of your own" if own else str(self.args.optim.value)
         if name not in OPTIMIZERS:
             hint = "say what it keeps: planning={'optimizer': 'NAME:BYTES,ACCESSES'}, for each element"
             raise UsageError(f"the states of {name} are not known, which the plan has to make room for", hint)
@@ -165,8 +167,7 @@ class AutoparTrainer(transformers.Trainer):
         return int(self._train_batch_size * args.gradient_accumulation_steps * args.world_size)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        """Labels of the whole batch. The Trainer divides their sum over the ranks by the number of ranks, or this rank's where it is told not
-        to sum."""
+        """Labels of the whole batch. The Trainer divides by the number of ranks, also where it is told not to sum over them."""
         count = super()._get_num_items_in_batch(batch_samples, device)
         return count if count is None or self.args.average_tokens_across_devices else count * self.args.world_size
 
@@ -194,12 +195,13 @@ class AutoparTrainer(transformers.Trainer):
         """What a batch gives, cut to its rows: the Trainer repeats the loss of a shorter last batch as often as those of others."""
         state = self.accelerator.gradient_state
         rows = state.remainder if state.end_of_dataloader and state.remainder > 0 else None
-        return tree_map_only(torch.Tensor, lambda tensor: tensor[:rows], tensors)
+        return map_tensors(lambda tensor: tensor[:rows], tensors)
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """The loss, once for each rank, whole logits and labels. The Trainer repeats losses for the rows that a rank would have."""
         loss, logits, labels = super().prediction_step(*args, **kwargs)
-        return loss if loss is None else loss.expand(self.args.world_size), tree_map_only(DTensor, lambda tensor: tensor.full_tensor(), logits), labels
+        losses = None if loss is None else loss.expand(self.args.world_size)
+        return losses, map_only(DTensor, lambda tensor: tensor.full_tensor(), logits), labels
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
         norm = super()._clip_grad_norm(model)
@@ -218,7 +220,7 @@ class AutoparTrainer(transformers.Trainer):
         """Each rank reads its own parts of the weights. Raises FileError: there are none, or parts are missing."""
         files = sorted(Path(resume_from_checkpoint).glob("model*.safetensors"))
         if not files:
-            raise FileError(f"{resume_from_checkpoint} holds no weights, model.safetensors or model-*.safetensors", "name a checkpoint's folder")
+            raise FileError(f"{resume_from_checkpoint} holds no weights in safetensors", "name the folder of a checkpoint, checkpoint-N")
         if missing := load_safetensors(self.model, files):
             hint = "resume from a whole checkpoint of the same model"
             raise FileError(f"{resume_from_checkpoint} lacks {len(missing)} weights of the model: {', '.join(missing[:3])}", hint)
@@ -291,20 +293,6 @@ def _one_process(state: Any) -> Iterator[None]:
         yield
     finally:
         state.num_processes, state.process_index = ranks, rank
-
-
-def check_planning(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``autopar.plan`` that a Trainer's user may give.
-
-    Raises:
-        UsageError: none of those.
-    """
-    own = {"model", "args", "kwargs", "mode", "loss", "loss_args", "inputs"}
-    known = [name for name in inspect.signature(plan_model).parameters if name not in own]
-    for name in options:
-        if name not in known:
-            raise UsageError(f"planning has no option {name!r}", f"use some of {', '.join(known)}")
-    return dict(options)
 
 
 def refuse_arguments(args: Any) -> None:

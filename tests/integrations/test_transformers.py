@@ -227,7 +227,7 @@ WORDS: dict[str, tuple[dict[str, Any], str]] = {
     "half precision": ({"args": {"bf16": True}}, "is asked for bf16"),
     "recomputation": ({"args": {"activation_checkpointing": True}}, "is asked for activation_checkpointing"),
     "noise": ({"args": {"neftune_noise_alpha": 1.0}}, "is asked for neftune_noise_alpha"),
-    "batches by rank": ({"args": {"train_sampling_strategy": "batch_rebalance"}}, "'batch_rebalance'"),
+    "batches by rank": ({"args": {"train_sampling_strategy": "batch_rebalance"}}, "is asked for batch_rebalance"),
     "parts of batches": ({"args": {"accelerator_config": {"split_batches": True}}}, "is asked for split_batches"),
     "no model of transformers": ({"model": torch.nn.Linear(8, 8)}, "a Linear cannot be planned by the Trainer"),
     "a factory of models": ({"model": None, "model_init": llama}, "cannot be planned by the Trainer"),
@@ -252,7 +252,10 @@ def test_what_cannot_be_honoured_is_refused_in_words(tmp_path: Path) -> None:
         assert found is not None and words in found and found.count("\nhint: ") == 1 and len(found.splitlines()) == 2, (name, found)
 
 
-@pytest.mark.parametrize(("asked", "word"), [(("bf16", "NO", False), "mixed"), (("no", "INDUCTOR", False), "dynamo"), (("no", "NO", True), "FSDP")])
+LAUNCHES = [(("bf16", "NO", False), "mixed"), (("no", "INDUCTOR", False), "dynamo"), (("no", "NO", True), "FSDP")]
+
+
+@pytest.mark.parametrize(("asked", "word"), LAUNCHES)
 def test_what_a_launcher_asks_for_is_refused(asked: tuple[str, str, bool], word: str) -> None:
     with pytest.raises(UsageError, match=f"accelerate launch asks for {word}.*\nhint: start the script with torchrun"):
         own.refuse_launch(*asked)
