@@ -16,6 +16,7 @@ from autopar.version import __version__ as __version__
 if TYPE_CHECKING:
     from autopar.api import capture, compile, compile_pipeline, load, load_pipeline, pareto, plan, plan_pipeline, sweep, tune
     from autopar.check import check
+    from autopar.cost_models import Hardware, Mesh
     from autopar.errors import AutoparError
     from autopar.graph import Graph
     from autopar.pipeline_plan import PipelinePlan
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from autopar.serving.cached import cached
     from autopar.sharding import ShardingSpec
     from autopar.verify import verify
-    from cost_models import Hardware, Mesh
 
 __all__ = [
     "AutoparError", "Graph", "Hardware", "Mesh", "PipelinePlan", "Plan", "ShardingSpec",

@@ -94,9 +94,9 @@ def nothing_folded() -> Iterator[None]:
 
 def search(graph: Graph, mesh: str, time_limit: float) -> tuple[SearchResult, float]:
     """What is found, and CPU seconds."""
+    from autopar.cost_models import Machine, load_hardware
     from autopar.options import parse_mesh
     from autopar.search import find_plan
-    from cost_models import Machine, load_hardware
 
     machine = Machine(parse_mesh(mesh), load_hardware("h100-sxm"), "roofline")
     began = cpu_seconds()

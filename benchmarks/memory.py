@@ -71,9 +71,9 @@ def cpu_seconds() -> float:
 def planner(target: str, mesh: str, time_limit: float) -> Callable[..., SearchResult]:
     """What plans a model, captured once, as the command line does."""
     from autopar.cli.target import capture_target
+    from autopar.cost_models import Machine, load_hardware
     from autopar.options import parse_mesh
     from autopar.search import find_plan
-    from cost_models import Machine, load_hardware
 
     machine = Machine(parse_mesh(mesh), load_hardware("h100-sxm"), "roofline")
     return partial(find_plan, capture_target(target, "train"), machine, recompute=True, time_limit=time_limit)

@@ -18,8 +18,8 @@ from torch import nn
 
 import autopar
 from autopar.cli.main import VERBS
+from autopar.solvers.kernels import COMPILED
 from autopar.verify.launch import run_ranks
-from solvers.kernels import COMPILED
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 PAGES = Path(autopar.__file__).parent / "pages"

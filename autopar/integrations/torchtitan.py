@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from autopar.api import compile as compile_model
 from autopar.api import plan as plan_model
+from autopar.cost_models import Mesh
 from autopar.errors import UsageError
 from autopar.integrations.planning import check_planning
 from autopar.options import read_mesh
@@ -28,7 +29,6 @@ from autopar.runtime import ShardedModule
 from autopar.runtime.agreement import together
 from autopar.runtime.groups import team_of
 from autopar.seeds import SEEDS
-from cost_models import Mesh
 
 try:
     from torchtitan.components.loss import ChunkedLossWrapper

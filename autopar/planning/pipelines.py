@@ -7,13 +7,13 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from autopar.cost_models import Machine, Mesh
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph, layer_of
 from autopar.options import AUTO, PlanOptions, user_errors
 from autopar.pipeline import STAGE_AXIS
 from autopar.planning.session import PlanSession, open_session
 from autopar.target import Target
-from cost_models import Machine, Mesh
 
 if TYPE_CHECKING:
     from autopar.pipeline.planning import PipelineRequest, PipelineResult

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 
+from autopar.cost_models import CostModelError, Hardware, hardware_names, load_hardware
 from autopar.effort import DEFAULT_EFFORT
 from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
-from cost_models import CostModelError, Hardware, hardware_names, load_hardware
 
 
 def unsaid(plan: Plan | PipelinePlan) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from autopar.cost_models import CostModelError, Hardware
 from autopar.errors import AutoparError
 from autopar.graph import Op, Tensor, from_json
 from autopar.plan import Plan
 from autopar.rows import OpPlan
 from autopar.rules import flops
-from cost_models import CostModelError, Hardware
 
 MODEL_SHARE = {"attention_backward": 4 / 5, "recurrence_backward": 2 / 3}
 """Share of a kernel's operations that are the model's: these two make a product of forward again, which MFU leaves out."""

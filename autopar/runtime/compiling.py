@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
+from autopar.cost_models import Mesh
 from autopar.errors import MismatchError, UsageError
 from autopar.importer import Capture, capture, cut_call
 from autopar.importer.containers import Kind
@@ -36,7 +37,6 @@ from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values,
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed
 from autopar.torch_compat import checkpoint_in_chunks, flatten_axes, forward_of, lay_by_parts, teach_dtensors
-from cost_models import Mesh
 
 _STARTS = count()
 """Process groups that `join_launched` has started in this process: equal on all ranks."""

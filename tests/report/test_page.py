@@ -16,6 +16,7 @@ import pytest
 
 from autopar.compare import explain
 from autopar.compare.simulated_step import SimulatedStep
+from autopar.cost_models import load_hardware
 from autopar.plan import Plan
 from autopar.recording import record
 from autopar.recording.search_record import search_record
@@ -27,7 +28,6 @@ from autopar.report.planning_command import planning_command
 from autopar.report.timeline import call_name
 from autopar.report.utilisation import utilisation
 from autopar.search import find_plan
-from cost_models import load_hardware
 from tests.graphs import bucket_plan, machine, random_plan, two_layer_plan, two_layers
 from tests.report.pages import read_page
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from solvers import Problem, Status, evaluate, solve, solving
+from autopar.solvers import Problem, Status, evaluate, solve, solving
 from tests.solvers.layered import layered
 from tests.solvers.problems import random_problem, shared_folder
 
@@ -94,9 +94,9 @@ def test_an_unknown_method_is_refused():
 
 
 def test_import_is_light_and_never_torch():
-    code = "import solvers, sys; print([m for m in ('pulp', 'highspy', 'networkx', 'torch', 'numpy') if m in sys.modules])"
+    code = "from autopar import solvers, sys; print([m for m in ('pulp', 'highspy', 'networkx', 'torch', 'numpy') if m in sys.modules])"
     assert _python(code).strip() == "[]"
-    code = "import solvers, sys; solvers.solve(solvers.Problem.build([[2, 1]])); print('torch' in sys.modules, 'autopar' in sys.modules)"
+    code = "from autopar import solvers, sys; solvers.solve(solvers.Problem.build([[2, 1]])); print('torch' in sys.modules, 'autopar' in sys.modules)"
     assert _python(code).strip() == "False False"
 
 
