@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from autopar import recording
+from autopar.cost_models import Execution, Hardware
 from autopar.effort import DEFAULT_EFFORT, Effort
 from autopar.errors import UsageError
 from autopar.files import read_text
@@ -22,7 +23,6 @@ from autopar.planning.session import open_session
 from autopar.rows import Inputs, Outputs
 from autopar.sweeping import Point, Sweep
 from autopar.target import Target
-from cost_models import Execution, Hardware
 
 if TYPE_CHECKING:
     from torch import nn

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from autopar.cost_models import COST_MODELS, EXECUTIONS, CostModelError, Execution, Hardware, Mesh, find_optimizer, load_hardware
 from autopar.effort import DEFAULT_EFFORT, Effort, check_effort
 from autopar.errors import FileError, UsageError
 from autopar.rows import Inputs
 from autopar.seeds import check_seed
-from cost_models import COST_MODELS, EXECUTIONS, CostModelError, Execution, Hardware, Mesh, find_optimizer, load_hardware
 
 if TYPE_CHECKING:
     from autopar.search import Progress

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from autopar.cost_models import Mesh
 from autopar.errors import SpecError, UsageError
 from autopar.graph import Graph
 from autopar.sharding import ShardingSpec
-from cost_models import Mesh
 
 _AXES = re.compile(r"\([^()]*\)")
 """The names of axes in a pin."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, ValidationError
 
+from autopar.cost_models.mesh import MOST_AXES
 from autopar.display import render
 from autopar.errors import FileError
 from autopar.files import loads, parse_json, write_whole
@@ -45,7 +46,6 @@ from autopar.rows import (
 )
 from autopar.sharding import ShardingSpec
 from autopar.unread import MARK, Unread, cut, holding
-from cost_models.mesh import MOST_AXES
 
 if TYPE_CHECKING:
     import networkx

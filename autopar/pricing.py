@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
+from autopar.cost_models import Machine, Operator, SubAxis
 from autopar.graph import DTYPE_BYTES, Op, Tensor
 from autopar.rules import bytes_moved, family, flops, issued_kernels, kernel_launches
 from autopar.sharding import InnerCollective, ShardingSpec, Strategy
-from cost_models import Machine, Operator, SubAxis
 
 
 def local_bytes(tensor: Tensor, spec: ShardingSpec, machine: Machine) -> int:

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_serializer, model_validator
 
+from autopar.cost_models import COST_MODELS, Execution
+from autopar.cost_models.collectives import KindName
 from autopar.effort import Effort
 from autopar.errors import SpecError
 from autopar.sharding import Blocks, ShardingSpec
-from cost_models import COST_MODELS, Execution
-from cost_models.collectives import KindName
 
 PhaseName = Literal["forward", "backward", "recompute"]
 Status = Literal["optimal", "feasible"]

@@ -7,7 +7,7 @@ the whole search. What buys less than 0.3 % of step or bound on every case is to
 Each search runs in a process of its own, forked from one that has captured the model. CPU seconds are those of that process.
 
     pip install '.[models]'
-    python -P benchmarks/ablation.py [--cases GLOB ...] [--without NAME ...|all] [--effort normal] [--time-limit S] [--json FILE]
+    python benchmarks/ablation.py [--cases GLOB ...] [--without NAME ...|all] [--effort normal] [--time-limit S] [--json FILE]
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class Row:
 
 def search(graph: Any, case: Case, without: str, options: dict[str, Any]) -> Row:
     """One search in this process."""
+    from autopar.cost_models import Machine, load_hardware
     from autopar.errors import AutoparError
     from autopar.options import parse_memory, parse_mesh
     from autopar.search import find_plan
     from benchmarks.schedule_passes import VARIANTS
-    from cost_models import Machine, load_hardware
 
     machine = Machine(parse_mesh(case.mesh), load_hardware("h100-sxm"), "roofline")
     options = dict(options)

@@ -43,6 +43,8 @@ from torch import Tensor, nn
 
 import autopar
 from autopar import zoo
+from autopar.cost_models import Hardware, load_hardware
+from autopar.cost_models.execution import EXECUTIONS
 from autopar.importer import capture
 from autopar.pricing import inner_seconds
 from autopar.recording.replaying import replay
@@ -53,8 +55,6 @@ from autopar.runtime.emission import Graphs, emit
 from autopar.runtime.execution import Executable, bind, own_shape
 from autopar.schedule import Schedule, makespan, simulate
 from benchmarks.host import count_kernels
-from cost_models import Hardware, load_hardware
-from cost_models.execution import EXECUTIONS
 
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gpt2": ("gpt2", {"batch": 8, "seq": 1024, "layers": 12, "width": 768, "heads": 12, "vocab": 50304, "dtype": "bfloat16"}),

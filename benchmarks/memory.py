@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from autopar.search import SearchResult
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # before this folder, whose solvers.py is not the package
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 SHARES = (1.0, 0.8, 0.6, 0.4)
 RUNGS = 20
@@ -71,9 +71,9 @@ def cpu_seconds() -> float:
 def planner(target: str, mesh: str, time_limit: float) -> Callable[..., SearchResult]:
     """What plans a model, captured once, as the command line does."""
     from autopar.cli.target import capture_target
+    from autopar.cost_models import Machine, load_hardware
     from autopar.options import parse_mesh
     from autopar.search import find_plan
-    from cost_models import Machine, load_hardware
 
     machine = Machine(parse_mesh(mesh), load_hardware("h100-sxm"), "roofline")
     return partial(find_plan, capture_target(target, "train"), machine, recompute=True, time_limit=time_limit)

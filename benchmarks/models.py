@@ -57,7 +57,7 @@ class Row:
 
 def stressed() -> Any:
     """Hardware on which every split pays: arithmetic a million times slower, links without latency and of any bandwidth."""
-    from cost_models import load_hardware
+    from autopar.cost_models import load_hardware
 
     real = load_hardware("h100-sxm")
     free = replace(real.node, latency_seconds=1e-12, bandwidth=1e15)

@@ -17,11 +17,11 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # before this folder, whose solvers.py is not the package
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from solvers import ProblemError
-from solvers.pipeline import Mode, Operation, PipelinePlan, PipelineProblem, simulate, solve_pipeline
-from solvers.pipeline.settings import SETTINGS
+from autopar.solvers import ProblemError
+from autopar.solvers.pipeline import Mode, Operation, PipelinePlan, PipelineProblem, simulate, solve_pipeline
+from autopar.solvers.pipeline.settings import SETTINGS
 
 SHAPES = {"8B": (32, 2.41), "70B": (80, 1.23), "405B": (126, 0.66)}
 """Layers, and the head's work in layers."""

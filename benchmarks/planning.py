@@ -62,7 +62,7 @@ def measure(target: str, mesh: str, memory: str, mode: str, again: str = "", *, 
     found = load_target(target, mode, device="meta")
     graph = autopar.capture(found.model, found.args, found.kwargs, mode=mode, loss=found.loss, loss_args=found.loss_args)
     lap("capture")
-    from cost_models import Machine, Mesh, load_hardware
+    from autopar.cost_models import Machine, Mesh, load_hardware
 
     machine = Machine(Mesh.parse(mesh), load_hardware("h100-sxm"), "roofline")
     result = search.find_plan(graph, machine, memory_bytes=parse_memory(memory), time_limit=time_limit, recompute=bool(again))

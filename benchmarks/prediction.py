@@ -47,6 +47,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar import zoo
+from autopar.cost_models import Hardware
 from autopar.graph import Graph
 from autopar.measurement import measure, to_toml
 from autopar.measurement.clock import Clock
@@ -56,7 +57,6 @@ from autopar.sharding import splits
 from autopar.verify.launch import run_ranks
 from autopar.verify.live_memory import LiveMemory
 from autopar.verify.trials import name_of
-from cost_models import Hardware
 
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "mlp": {"batch": 512, "inputs": 512, "width": 1536, "layers": 3, "outputs": 256},

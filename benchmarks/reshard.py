@@ -19,9 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.reshard import find_reshard
 from autopar.sharding import ShardingSpec
-from cost_models import Machine, Mesh, load_hardware
 from tests.reshard_cases import CASES, all_specs, machine
 
 

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 SOURCE = os.environ.get("AUTOPAR_SOURCE", str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, SOURCE)  # before this folder, whose solvers.py is not the package
+sys.path.insert(0, SOURCE)
 
 if TYPE_CHECKING:
+    from autopar.cost_models import Machine
     from autopar.graph import Graph
     from autopar.schedule import Assignment, Schedule
-    from cost_models import Machine
 
 ZOO = (
     "zoo:gpt2,layers=4,width=768,heads=12,vocab=50304,batch=16,seq=512",
@@ -56,9 +56,9 @@ def make_cases(cases: str, folder: Path, time_limit: float) -> None:
     """Plans what is not in the folder yet."""
     import autopar
     from autopar.cli.target import load_target
+    from autopar.cost_models import Machine, Mesh, load_hardware
     from autopar.options import parse_memory
     from autopar.search import find_plan
-    from cost_models import Machine, Mesh, load_hardware
 
     for target, mesh, memory in (case for name, some in CASES.items() if cases in (name, "all") for case in some):
         name = f"{target} {mesh} {memory}"

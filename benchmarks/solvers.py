@@ -24,7 +24,7 @@ import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # before this folder, whose solvers.py is not the package
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 PUBLISHED = {
     "A": (60, 6548641531), "B": (60, 532843), "G": (120, 217039), "K": (180, 2274276676),
@@ -59,8 +59,8 @@ class Row:
 
 def measure(source: str, time_limit: float, seed: int, method: str, gap: float, work: float, without: str, began: float) -> Row:
     """Solve one instance in this process; the file is read here, and judged by the evaluator once more."""
-    import solvers
-    from solvers.settings import SETTINGS
+    from autopar import solvers
+    from autopar.solvers.settings import SETTINGS
     from tests.solvers.layered import layered
 
     for part in without.split("+") if without else ():
@@ -105,7 +105,7 @@ def _in_own_process(*arguments: object) -> Row:
 def save_planned(target: str, folder: Path, count: int = 3) -> None:
     """Write the largest integer programs of a search, ``zoo:gpt2@dp=2,tp=4@40GiB``, as problem files."""
     import autopar
-    import solvers
+    from autopar import solvers
 
     name, mesh, *memory = target.split("@")
     seen: dict[tuple[object, ...], solvers.Problem] = {}
@@ -162,7 +162,7 @@ def main() -> int:
     options.add_argument("--without", nargs="+", default=[], metavar="PART|NAME=VALUE", help="joined by + where both are meant")
     options.add_argument("--json", type=Path)
     chosen = options.parse_args()
-    from solvers.settings import PARTS, SETTINGS
+    from autopar.solvers.settings import PARTS, SETTINGS
 
     known = {field.name for field in fields(SETTINGS)}
     for part in [part for without in chosen.without for part in without.split("+")]:

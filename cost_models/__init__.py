@@ -1,17 +1,17 @@
 """Seconds and bytes of operators, collectives and the optimizer on a described machine. Pure functions; no torch."""
 
-from cost_models.collectives import Group
-from cost_models.efficiency import Efficiency, Residual
-from cost_models.errors import CostModelError, HardwareFileError, MeshError, UnknownHardwareError, UnknownOptimizerError
-from cost_models.execution import EXECUTIONS, Execution
-from cost_models.hardware import Hardware, hardware_names, hardware_text, load_hardware
-from cost_models.links import Figures, Link
-from cost_models.machine import Machine
-from cost_models.memory import OPTIMIZERS, Optimizer, find_optimizer, optimizer_bytes
-from cost_models.mesh import Mesh, SubAxis
-from cost_models.model import CostModel
-from cost_models.operator import Operator
-from cost_models.registry import COST_MODELS
+from .collectives import Group
+from .efficiency import Efficiency, Residual
+from .errors import CostModelError, HardwareFileError, MeshError, UnknownHardwareError, UnknownOptimizerError
+from .execution import EXECUTIONS, Execution
+from .hardware import Hardware, hardware_names, hardware_text, load_hardware
+from .links import Figures, Link
+from .machine import Machine
+from .memory import OPTIMIZERS, Optimizer, find_optimizer, optimizer_bytes
+from .mesh import Mesh, SubAxis
+from .model import CostModel
+from .operator import Operator
+from .registry import COST_MODELS
 
 __all__ = [
     "COST_MODELS",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cost_models.hardware import Hardware
-from cost_models.operator import Operator
+from .hardware import Hardware
+from .operator import Operator
 
 
 class Communication:

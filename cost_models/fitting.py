@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.collectives import KINDS, received_bytes
-from cost_models.efficiency import NOTHING, Efficiency, Residual
-from cost_models.links import STEPS, Figures, Growth
+from .collectives import KINDS, received_bytes
+from .efficiency import NOTHING, Efficiency, Residual
+from .links import STEPS, Figures, Growth
 
 Array = NDArray[np.float64]
 

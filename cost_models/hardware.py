@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cost_models.efficiency import Efficiency, Residual
-from cost_models.errors import HardwareFileError, UnknownHardwareError
-from cost_models.hardware_file import PEAK_DTYPES, EfficiencyEntry, HardwareFile, LinkEntry, ResidualEntry
-from cost_models.links import Link
+from .efficiency import Efficiency, Residual
+from .errors import HardwareFileError, UnknownHardwareError
+from .hardware_file import PEAK_DTYPES, EfficiencyEntry, HardwareFile, LinkEntry, ResidualEntry
+from .links import Link
 
 LIKELY: Mapping[str, tuple[float, float, str]] = {
     "memory_bytes": (1e6, 1e14, "bytes"), "memory_bandwidth": (1e8, 1e15, "bytes/s"), "kernel_launch_seconds": (0.0, 0.1, "seconds"),
@@ -266,4 +266,4 @@ def _example() -> str:
 
 
 def _folder() -> Traversable:
-    return resources.files("cost_models") / "hardware"
+    return resources.files(__package__) / "hardware"

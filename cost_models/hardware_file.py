@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from cost_models.collectives import KINDS
-from cost_models.efficiency import Efficiency, Residual
-from cost_models.execution import Execution
-from cost_models.links import Figures, Growth, Link
+from .collectives import KINDS
+from .efficiency import Efficiency, Residual
+from .execution import Execution
+from .links import Figures, Growth, Link
 
 PEAK_DTYPES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 """The names that ``peak_flops`` may hold; float32 must be there."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from cost_models.collectives import KINDS, SLICE, Group
+from .collectives import KINDS, SLICE, Group
 
 Growth = Literal["constant", "ring", "tree"]
 

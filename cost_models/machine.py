@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 
-from cost_models import collectives
-from cost_models.collectives import Group
-from cost_models.execution import Execution
-from cost_models.hardware import Hardware
-from cost_models.links import Link, group_over
-from cost_models.mesh import Mesh, SubAxis
-from cost_models.model import CostModel
-from cost_models.operator import Operator
-from cost_models.registry import COST_MODELS
+from . import collectives
+from .collectives import Group
+from .execution import Execution
+from .hardware import Hardware
+from .links import Link, group_over
+from .mesh import Mesh, SubAxis
+from .model import CostModel
+from .operator import Operator
+from .registry import COST_MODELS
 
 MERGE_LAUNCHES = 8
 """Kernels that weigh two results by how much of a softmax each has seen, and add them."""

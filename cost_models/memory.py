@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cost_models.errors import UnknownOptimizerError
+from .errors import UnknownOptimizerError
 
 DTYPE_BYTES: Mapping[str, int] = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2,

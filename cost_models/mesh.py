@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from cost_models.errors import MeshError
+from .errors import MeshError
 
 SHORT_NAMES = ("x", "y", "z", "w")
 """The names of the axes of a mesh written by sizes alone, ``2x4``."""

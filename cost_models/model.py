@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from cost_models.hardware import Hardware
-from cost_models.operator import Operator
+from .hardware import Hardware
+from .operator import Operator
 
 
 class CostModel(Protocol):

@@ -6,9 +6,9 @@ The efficiencies and the launch time are the hardware file's, by class of operat
 
 from __future__ import annotations
 
-from cost_models.hardware import Hardware
-from cost_models.memory import find_optimizer
-from cost_models.operator import Operator
+from .hardware import Hardware
+from .memory import find_optimizer
+from .operator import Operator
 
 
 class Roofline:

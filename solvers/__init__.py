@@ -28,11 +28,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from solvers.errors import ProblemError, TooLargeError
-    from solvers.evaluation import evaluate
-    from solvers.problem import INFINITE, Problem
-    from solvers.solution import Solution, Status
-    from solvers.solving import INTERRUPTED, METHODS, solve
+    from .errors import ProblemError, TooLargeError
+    from .evaluation import evaluate
+    from .problem import INFINITE, Problem
+    from .solution import Solution, Status
+    from .solving import INTERRUPTED, METHODS, solve
 
 __all__ = [
     "INFINITE", "INTERRUPTED", "METHODS", "Problem", "ProblemError", "Solution", "Status", "TooLargeError", "evaluate", "solve",
@@ -54,8 +54,8 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'solvers' has no attribute {name!r}")
-    value = getattr(import_module(f"solvers.{_HOME[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

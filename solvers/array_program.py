@@ -14,11 +14,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.arrays import Floats, Ints, offsets
-from solvers.incumbent import Incumbent
-from solvers.kernels.constants import NEVER
-from solvers.reduction import Core, reduce
-from solvers.settings import SETTINGS
+from .arrays import Floats, Ints, offsets
+from .incumbent import Incumbent
+from .kernels.constants import NEVER
+from .reduction import Core, reduce
+from .settings import SETTINGS
 
 
 def solve_array_program(incumbent: Incumbent) -> None:

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from solvers.array_program import solve_core
-from solvers.arrays import Floats
-from solvers.dual_ascent import priced
-from solvers.exact_elimination import solve_by_elimination
-from solvers.incumbent import Incumbent
-from solvers.message_search import MessageSearch
-from solvers.reduced_cost_fixing import fix_by_reduced_cost, reduced_costs
-from solvers.reduction import Core, reduce
-from solvers.settings import SETTINGS
+from .array_program import solve_core
+from .arrays import Floats
+from .dual_ascent import priced
+from .exact_elimination import solve_by_elimination
+from .incumbent import Incumbent
+from .message_search import MessageSearch
+from .reduced_cost_fixing import fix_by_reduced_cost, reduced_costs
+from .reduction import Core, reduce
+from .settings import SETTINGS
 
 
 def solve_auto(incumbent: Incumbent) -> None:

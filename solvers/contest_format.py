@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from solvers.arrays import Arrays, Ints, offsets
-from solvers.errors import ProblemError
+from .arrays import Arrays, Ints, offsets
+from .errors import ProblemError
 
 
 def from_document(document: Any) -> Arrays:

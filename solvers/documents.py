@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from solvers.errors import ProblemError
+from .errors import ProblemError
 
 
 def read_document(path: str | PathLike[str]) -> Any:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from solvers.arrays import Floats, Ints
-from solvers.kernels import extrapolate, gather_beliefs, pass_both
-from solvers.kernels.constants import FAR
-from solvers.memory import Items
-from solvers.pairwise import Pairs, total_cost
-from solvers.settings import SETTINGS
+from .arrays import Floats, Ints
+from .kernels import extrapolate, gather_beliefs, pass_both
+from .kernels.constants import FAR
+from .memory import Items
+from .pairwise import Pairs, total_cost
+from .settings import SETTINGS
 
 
 @dataclass

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.arrays import VIEWS, Floats, Ints, offsets
-from solvers.kernels import views
-from solvers.kernels.constants import FACTORS, GONE, MEMBERS
-from solvers.pairwise import Pairs
-from solvers.settings import SETTINGS
+from .arrays import VIEWS, Floats, Ints, offsets
+from .kernels import views
+from .kernels.constants import FACTORS, GONE, MEMBERS
+from .pairwise import Pairs
+from .settings import SETTINGS
 
 
 class Workspace(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from solvers.arrays import Ints
-from solvers.errors import ProblemError
-from solvers.problem import INFINITE, Problem
+from .arrays import Ints
+from .errors import ProblemError
+from .problem import INFINITE, Problem
 
 
 def evaluate(problem: Problem, choices: ArrayLike) -> tuple[int, int, bool]:

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from solvers.arrays import Floats, Ints
-from solvers.elimination_workspace import entries_visited, workspace
-from solvers.incumbent import Incumbent
-from solvers.kernels import plan_order, sweep
-from solvers.kernels.constants import FAR
-from solvers.pairwise import Pairs, forbidding, pairs, total_cost
-from solvers.reduction import Core
-from solvers.settings import SETTINGS
+from .arrays import Floats, Ints
+from .elimination_workspace import entries_visited, workspace
+from .incumbent import Incumbent
+from .kernels import plan_order, sweep
+from .kernels.constants import FAR
+from .pairwise import Pairs, forbidding, pairs, total_cost
+from .reduction import Core
+from .settings import SETTINGS
 
 
 def solve_by_elimination(incumbent: Incumbent, core: Core) -> bool:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solvers.arrays import Ints
-from solvers.evaluation import evaluate
-from solvers.problem import INFINITE, Problem
-from solvers.settings import SETTINGS
-from solvers.solution import Solution, Status
+from .arrays import Ints
+from .evaluation import evaluate
+from .problem import INFINITE, Problem
+from .settings import SETTINGS
+from .solution import Solution, Status
 
 Progress = Callable[[int | None, float, float, float], None]
 """Called with (best cost or None, bound, gap, seconds) whenever one of them improves."""

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from solvers.array_program import run_counted
-from solvers.arrays import Ints
-from solvers.incumbent import Incumbent
-from solvers.problem import INFINITE, Problem
-from solvers.settings import SETTINGS
+from .array_program import run_counted
+from .arrays import Ints
+from .incumbent import Incumbent
+from .problem import INFINITE, Problem
+from .settings import SETTINGS
 
 
 def memory_times(problem: Problem) -> Ints:

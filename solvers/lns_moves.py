@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from solvers.arrays import Floats, Ints
-from solvers.dual_ascent import priced
-from solvers.elimination_workspace import Workspace, entries_visited
-from solvers.kernels import accept_groups, group_changes, plan_order, sweep
-from solvers.kernels.constants import FAR
-from solvers.memory import Items
-from solvers.pairwise import Pairs
-from solvers.settings import SETTINGS
+from .arrays import Floats, Ints
+from .dual_ascent import priced
+from .elimination_workspace import Workspace, entries_visited
+from .kernels import accept_groups, group_changes, plan_order, sweep
+from .kernels.constants import FAR
+from .memory import Items
+from .pairwise import Pairs
+from .settings import SETTINGS
 
 
 def improve(

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from solvers.arrays import Floats, Ints
-from solvers.dual_ascent import MemoryDual, priced
-from solvers.elimination_workspace import Workspace, workspace
-from solvers.kernels import pass_both
-from solvers.kernels.constants import FAR
-from solvers.lns_moves import improve
-from solvers.memory import Items
-from solvers.pairwise import Pairs, total_cost
-from solvers.settings import SETTINGS
+from .arrays import Floats, Ints
+from .dual_ascent import MemoryDual, priced
+from .elimination_workspace import Workspace, workspace
+from .kernels import pass_both
+from .kernels.constants import FAR
+from .lns_moves import improve
+from .memory import Items
+from .pairwise import Pairs, total_cost
+from .settings import SETTINGS
 
 
 @dataclass

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.arrays import VIEWS, Bytes, Floats, Ints, offsets, ranges
-from solvers.kernels import maximal_times, trace, views, wake
-from solvers.kernels.constants import INFEASIBLE
-from solvers.presolve_state import Network
-from solvers.problem import Problem
+from .arrays import VIEWS, Bytes, Floats, Ints, offsets, ranges
+from .kernels import maximal_times, trace, views, wake
+from .kernels.constants import INFEASIBLE
+from .presolve_state import Network
+from .problem import Problem
 
 
 class Items(NamedTuple):

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solvers.array_program import solve_core
-from solvers.arrays import Floats
-from solvers.dual_ascent import MemoryDual, dot, priced
-from solvers.incumbent import Incumbent
-from solvers.kernels import certify
-from solvers.kernels.constants import FAR
-from solvers.local_search import LocalSearch
-from solvers.pairwise import Pairs, forbidding, pairs
-from solvers.reduction import Core, reduce
-from solvers.settings import SETTINGS
+from .array_program import solve_core
+from .arrays import Floats
+from .dual_ascent import MemoryDual, dot, priced
+from .incumbent import Incumbent
+from .kernels import certify
+from .kernels.constants import FAR
+from .local_search import LocalSearch
+from .pairwise import Pairs, forbidding, pairs
+from .reduction import Core, reduce
+from .settings import SETTINGS
 
 
 def solve_messages(incumbent: Incumbent) -> None:

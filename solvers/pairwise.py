@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solvers.arrays import VIEWS, Floats, Ints, offsets
-from solvers.kernels import orient_tables, views
-from solvers.kernels.constants import FAR, NEVER
-from solvers.reduction import Core
+from .arrays import VIEWS, Floats, Ints, offsets
+from .kernels import orient_tables, views
+from .kernels.constants import FAR, NEVER
+from .reduction import Core
 
 
 class Pairs(NamedTuple):

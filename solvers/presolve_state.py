@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solvers.arrays import VIEWS, Bytes, Ints
-from solvers.kernels import replay, views
-from solvers.kernels.constants import LOG_DATA, NEED, POOL
+from .arrays import VIEWS, Bytes, Ints
+from .kernels import replay, views
+from .kernels.constants import LOG_DATA, NEED, POOL
 
 
 class Network(NamedTuple):

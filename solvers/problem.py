@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from solvers import contest_format
-from solvers.arrays import Arrays, Ints, offsets
-from solvers.documents import read_document
-from solvers.errors import ProblemError, TooLargeError
+from . import contest_format
+from .arrays import Arrays, Ints, offsets
+from .documents import read_document
+from .errors import ProblemError, TooLargeError
 
 INFINITE = 10**17
 """A cost of this or more forbids the choice or the pair."""

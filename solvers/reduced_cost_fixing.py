@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solvers.arrays import Floats, Ints, offsets
-from solvers.kernels import copy_open_entries, fill_reduced_costs
-from solvers.kernels.constants import NEVER
-from solvers.pairwise import Pairs
-from solvers.problem import INFINITE, Problem
-from solvers.reduction import Core
+from .arrays import Floats, Ints, offsets
+from .kernels import copy_open_entries, fill_reduced_costs
+from .kernels.constants import NEVER
+from .pairwise import Pairs
+from .problem import INFINITE, Problem
+from .reduction import Core
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solvers.arrays import Bytes, Ints, offsets
-from solvers.kernels import compact_tables, dominate, link, run_queues, wake
-from solvers.kernels.constants import CONSTANT, INFEASIBLE, LOG, NEVER, POOL, SCALARS, UPPER, VISITED
-from solvers.memory import Items, drop_too_large, heavy_nodes, memory, rebuild
-from solvers.presolve_state import Network, grown, undo
-from solvers.problem import INFINITE, Problem
-from solvers.settings import SETTINGS
+from .arrays import Bytes, Ints, offsets
+from .kernels import compact_tables, dominate, link, run_queues, wake
+from .kernels.constants import CONSTANT, INFEASIBLE, LOG, NEVER, POOL, SCALARS, UPPER, VISITED
+from .memory import Items, drop_too_large, heavy_nodes, memory, rebuild
+from .presolve_state import Network, grown, undo
+from .problem import INFINITE, Problem
+from .settings import SETTINGS
 
 
 @dataclass(frozen=True, eq=False)

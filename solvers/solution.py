@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from solvers.arrays import Ints
+from .arrays import Ints
 
 
 class Status(str, Enum):

@@ -10,15 +10,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from solvers.array_program import solve_array_program
-from solvers.auto import solve_auto
-from solvers.incumbent import Incumbent, Progress
-from solvers.integer_program import solve_pulp
-from solvers.kernels import COMPILED
-from solvers.message_search import solve_messages
-from solvers.problem import INFINITE, Problem
-from solvers.settings import SETTINGS
-from solvers.solution import Solution
+from .array_program import solve_array_program
+from .auto import solve_auto
+from .incumbent import Incumbent, Progress
+from .integer_program import solve_pulp
+from .kernels import COMPILED
+from .message_search import solve_messages
+from .problem import INFINITE, Problem
+from .settings import SETTINGS
+from .solution import Solution
 
 METHODS: Final[dict[str, Callable[[Incumbent], None]]] = {
     "auto": solve_auto,

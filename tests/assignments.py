@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 
+from autopar.cost_models import Machine
 from autopar.graph import DTYPE_BYTES, Graph, Phase
 from autopar.reshard import find_reshard
 from autopar.rules import find_rule, strategies, why_once
 from autopar.schedule import OUTPUT, Assignment, Layout
 from autopar.search.baselines.checkpointing import recompute
 from autopar.sharding import ShardingSpec, Strategy, splits
-from cost_models import Machine
 
 
 def random_assignment(graph: Graph, where: Machine, seed: int, again: float = 0.0) -> Assignment:

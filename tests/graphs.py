@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.graph import Dtype, Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.plan import Plan
 from autopar.recording import record
@@ -11,7 +12,6 @@ from autopar.rules import find_rule, strategies
 from autopar.schedule import Assignment, Layout, Limits, Schedule, make_schedule, memory, step_seconds
 from autopar.search import SearchResult, find_plan
 from autopar.sharding import ShardingSpec, Strategy
-from cost_models import Machine, Mesh, load_hardware
 from tests.assignments import random_assignment
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.cost_models import Hardware, Link, Machine, Mesh
 from autopar.reshard import Reshard
 from autopar.sharding import ShardingSpec, splits
-from cost_models import Hardware, Link, Machine, Mesh
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def exhaustive(shape: tuple[int, ...], itemsize: int, source: ShardingSpec, targ
 
 
 def _prime_parts(axis: int, size: int) -> list:
-    from cost_models import SubAxis
+    from autopar.cost_models import SubAxis
 
     parts, outer = [], 1
     for prime in (2, 3, 5, 7):

@@ -12,13 +12,13 @@ from functools import partial
 
 from hypothesis import strategies as st
 
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.graph import Graph
 from autopar.plan import Plan
 from autopar.schedule import Assignment, Limits, Schedule
 from autopar.sharding import ShardingSpec
-from cost_models import Machine, Mesh, load_hardware
-from solvers import Problem
-from solvers.pipeline import PipelineProblem
+from autopar.solvers import Problem
+from autopar.solvers.pipeline import PipelineProblem
 from tests.assignments import random_assignment
 from tests.graphs import machine, plan_of, random_graph, random_plan, random_schedule, two_layers
 from tests.reshard_cases import all_specs

@@ -17,11 +17,11 @@ from torch import nn
 import autopar
 from autopar import zoo
 from autopar.check import check
+from autopar.cost_models import Hardware, Link, Machine, load_hardware
 from autopar.effort import Effort
 from autopar.errors import FileError, InfeasibleError, MismatchError, TimeLimitError, UsageError
 from autopar.options import factorizations, of_three_axes, parse_memory, parse_mesh
 from autopar.planning.cautions import UnknownOperatorWarning
-from cost_models import Hardware, Link, Machine, load_hardware
 
 
 class Block(nn.Module):

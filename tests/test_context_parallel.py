@@ -11,10 +11,10 @@ import torch
 import autopar
 from autopar import zoo
 from autopar.check import check
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.pricing import compute_seconds
 from autopar.rules import find_rule, strategies
 from autopar.verify import verify
-from cost_models import Machine, Mesh, load_hardware
 
 
 @pytest.mark.parametrize(

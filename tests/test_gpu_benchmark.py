@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from autopar.cost_models import Machine, Mesh
 from autopar.verify.launch import run_ranks
 from benchmarks import gpu
-from cost_models import Machine, Mesh
 from tests.graphs import random_schedule
 
 

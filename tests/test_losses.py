@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autopar
-from cost_models import Hardware, Link, load_hardware
+from autopar.cost_models import Hardware, Link, load_hardware
 from tests.runtime.models import example
 from tests.runtime.test_execution import check
 

@@ -13,15 +13,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from autopar.cost_models import Efficiency, Hardware, Link, Machine, Mesh, Operator, load_hardware
+from autopar.cost_models.collectives import KINDS
+from autopar.cost_models.efficiency import NOTHING
+from autopar.cost_models.fitting import CollectiveTime, OperatorTime
+from autopar.cost_models.links import Figures
 from autopar.measurement import Measured, links, profiling, to_toml
 from autopar.measurement.device import Peaks
 from autopar.measurement.hardware import Times, fit
 from autopar.plan import Plan
-from cost_models import Efficiency, Hardware, Link, Machine, Mesh, Operator, load_hardware
-from cost_models.collectives import KINDS
-from cost_models.efficiency import NOTHING
-from cost_models.fitting import CollectiveTime, OperatorTime
-from cost_models.links import Figures
 from tests.cli.running import autopar
 from tests.cost_models.gpu_times import CLASSES, GPU, gpu_times
 

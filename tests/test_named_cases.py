@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import autopar
+from autopar.cost_models import Hardware, Link, load_hardware
 from autopar.plan import Plan
 from autopar.verify import verify
-from cost_models import Hardware, Link, load_hardware
 
 BATCH, SEQ, WIDTH, HEADS = 2, 8, 32, 4
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopar
+from autopar.cost_models import Figures, Link, Machine, Mesh, SubAxis, load_hardware
 from autopar.errors import FileError, SpecError, UsageError
 from autopar.reshard import Reshard, find_reshard
 from autopar.sharding import ShardingSpec, splits
-from cost_models import Figures, Link, Machine, Mesh, SubAxis, load_hardware
 from tests.reshard_cases import CASES, Case, all_specs, box, exhaustive, gather_then_slice, machine, scatter, simulate
 from tests.strategies import specs
 

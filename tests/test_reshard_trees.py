@@ -6,11 +6,11 @@ import random
 
 import pytest
 
+from autopar.cost_models import Figures, Link, Machine, Mesh, load_hardware
 from autopar.reshard import search, trees
 from autopar.reshard.cuts import prime_cut
 from autopar.reshard.letters import Alphabet
 from autopar.reshard.moves import Question, Way, moves_from, with_word
-from cost_models import Figures, Link, Machine, Mesh, load_hardware
 from tests.reshard_cases import machine
 
 PER_MESH = 60

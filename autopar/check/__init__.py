@@ -26,10 +26,10 @@ from autopar.check.order import Order
 from autopar.check.overwriting import overwriting
 from autopar.check.totals import totals
 from autopar.check.walk import Walk
+from autopar.cost_models import CostModelError, Hardware, Machine, Mesh, find_optimizer
 from autopar.errors import FileError, UsageError
 from autopar.graph import Graph
 from autopar.plan import Plan
-from cost_models import CostModelError, Hardware, Machine, Mesh, find_optimizer
 
 __all__ = ["Difference", "check", "illegal", "illegal_rows"]
 

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.check.parts import largest, travelling
+from autopar.cost_models import Machine
 from autopar.reshard import Step
 from autopar.rows import CollectivePlan, ReshardPlan
 from autopar.sharding import ShardingSpec
-from cost_models import Machine
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import NamedTuple
 from autopar.check import check
 from autopar.check.clock import makespan
 from autopar.check.differences import Difference, close, count, seconds
+from autopar.cost_models import Hardware
 from autopar.graph import DTYPE_BYTES, RECEIVE, SEND, Graph
 from autopar.pipeline_plan import PipelinePlan, StagePlan
 from autopar.sharding import ShardingSpec
-from cost_models import Hardware
 
 
 class Slot(NamedTuple):

@@ -13,9 +13,9 @@ from autopar.check.lifetimes import Lifetimes
 from autopar.check.order import Order
 from autopar.check.parts import largest
 from autopar.check.walk import Walk
+from autopar.cost_models import Machine, optimizer_bytes
 from autopar.rows import TensorSpec
 from autopar.sharding import ShardingSpec
-from cost_models import Machine, optimizer_bytes
 
 
 def totals(order: Order) -> Iterator[Difference]:

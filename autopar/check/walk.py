@@ -16,6 +16,7 @@ from autopar.check.differences import Difference, count, seconds
 from autopar.check.legs import Ends, Leg, legs
 from autopar.check.parts import halfway, illegal, largest
 from autopar.check.repeating import Repeating
+from autopar.cost_models import Machine, Operator
 from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
 from autopar.plan import Plan
@@ -23,7 +24,6 @@ from autopar.reshard import find_reshard
 from autopar.rows import OpPlan, ReshardPlan, TensorSpec, ValueSpec
 from autopar.rules import ShardingRule, bytes_moved, family, find_rule, flops, kernel_launches, strategies, why_once
 from autopar.sharding import ShardingSpec, Strategy
-from cost_models import Machine, Operator
 
 OUTPUT = "output:"
 """Prefix of the reader of something that leaves: ``output:0`` is the first."""

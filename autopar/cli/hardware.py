@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from autopar.cli.terminal import out
+from autopar.cost_models import hardware_names, hardware_text, load_hardware
 from autopar.options import user_errors
 from autopar.report import units
 from autopar.report.tables import Table
-from cost_models import hardware_names, hardware_text, load_hardware
 
 HALVES = ("bfloat16", "float16")
 """16-bit types. Older devices have no bfloat16."""

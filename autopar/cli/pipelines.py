@@ -12,15 +12,15 @@ from autopar.errors import AutoparError, InfeasibleError, TimeLimitError
 from autopar.files import STANDARD
 
 if TYPE_CHECKING:
-    from solvers.pipeline import PipelineProblem, PipelineSolution
+    from autopar.solvers.pipeline import PipelineProblem, PipelineSolution
 
 
 def solve_pipeline_file(
     problem: PipelineProblem, name: str, *, time_limit: float, gap: float, seed: int, output: Path | None, json: bool
 ) -> None:
     """Solves, writes and prints. Raises InfeasibleError where no pipeline fits, TimeLimitError where none was found in time."""
-    from solvers.pipeline import solve_pipeline
-    from solvers.pipeline.file_format import to_document
+    from autopar.solvers.pipeline import solve_pipeline
+    from autopar.solvers.pipeline.file_format import to_document
 
     with Line() as line:
         found = solve_pipeline(problem, time_limit=time_limit, gap=gap, seed=seed, progress=_progress(line))
@@ -37,7 +37,7 @@ def solve_pipeline_file(
 
 def _table(problem: PipelineProblem, found: PipelineSolution, name: str) -> str:
     """The figures of the answer, then a row for each chunk: device, layers, seconds at work and idle, bytes, the order of its device."""
-    from solvers.pipeline import simulate
+    from autopar.solvers.pipeline import simulate
 
     assert found.plan is not None
     times = simulate(problem, found.plan)

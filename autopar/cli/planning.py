@@ -151,7 +151,7 @@ def say_cut(plans: Iterable[Plan]) -> None:
 
 def say_slow_solver() -> None:
     """Says why the first large plan takes longer, where nothing compiled the solver's loops."""
-    from solvers import solving
+    from autopar.solvers import solving
 
     solving.announce = lambda: note("the solver runs as plain Python, some 50 times slower: install autopar anew with a C compiler")
 

@@ -9,10 +9,10 @@ import typer
 
 from autopar.cli.files import check_writable, write_result
 from autopar.cli.terminal import note, out
+from autopar.cost_models import Hardware
 from autopar.files import STANDARD
 from autopar.report import units
 from autopar.report.tables import Table
-from cost_models import Hardware
 
 if TYPE_CHECKING:
     from autopar.measurement import Measured

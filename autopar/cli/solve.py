@@ -20,8 +20,8 @@ from autopar.errors import FileError, InfeasibleError, TimeLimitError, UsageErro
 from autopar.files import STANDARD
 
 if TYPE_CHECKING:
-    from solvers import Problem
-    from solvers.pipeline import PipelineProblem
+    from autopar.solvers import Problem
+    from autopar.solvers.pipeline import PipelineProblem
 
 
 def solve(
@@ -39,7 +39,7 @@ def solve(
         raise UsageError("--gap must be 0 or more", "give a share, such as --gap 0.01")
     if seed < 0:
         raise UsageError("--seed must be 0 or more", "give a whole number, such as --seed 1")
-    import solvers
+    from autopar import solvers
     from autopar.cli.planning import say_slow_solver
 
     if method not in solvers.METHODS:
@@ -67,9 +67,9 @@ def solve(
 
 def _read(path: Path) -> Problem | PipelineProblem:
     """The problem in a file, of either schema. Raises FileError, which names the file."""
-    import solvers
-    from solvers.documents import read_document
-    from solvers.pipeline.file_format import from_document, is_pipeline
+    from autopar import solvers
+    from autopar.solvers.documents import read_document
+    from autopar.solvers.pipeline.file_format import from_document, is_pipeline
 
     try:
         document = read_document(path)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from autopar.cost_models import CostModelError, Hardware
 from autopar.errors import FileError
 from autopar.plan import Plan
 from autopar.rows import InstructionPlan
 from autopar.schedule import Instruction, Slot, simulate
-from cost_models import CostModelError, Hardware
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from autopar.cost_models import OPTIMIZERS
+from autopar.cost_models.fitting import OperatorTime
+from autopar.cost_models.memory import DTYPE_BYTES
 from autopar.measurement.clock import Clock
-from cost_models import OPTIMIZERS
-from cost_models.fitting import OperatorTime
-from cost_models.memory import DTYPE_BYTES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 UPDATED = (2**10, 2**14, 2**18, 2**22)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from autopar.cost_models import Efficiency, Hardware, Link, Residual
+from autopar.cost_models.collectives import KINDS
+from autopar.cost_models.fitting import CollectiveTime, OperatorTime, fit_collective, fit_efficiency
 from autopar.measurement.device import Peaks
-from cost_models import Efficiency, Hardware, Link, Residual
-from cost_models.collectives import KINDS
-from cost_models.fitting import CollectiveTime, OperatorTime, fit_collective, fit_efficiency
 
 CLOSER = 0.75
 """An operator has figures of its own if they miss it by less than this share of what its class' figures miss."""

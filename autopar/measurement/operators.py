@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from autopar import pricing, zoo
+from autopar.cost_models import Hardware, Link, Machine, Mesh, Operator
+from autopar.cost_models.fitting import OperatorTime
 from autopar.graph import Graph, GraphInput, Op
 from autopar.importer import capture
 from autopar.measurement import rearrangements
@@ -26,8 +28,6 @@ from autopar.runtime.kernels import Kernel, bind_kernel
 from autopar.runtime.operators import find_operator, takes_device, with_torch_values
 from autopar.sharding import ShardingSpec, Strategy
 from autopar.verify.examples import index_bound
-from cost_models import Hardware, Link, Machine, Mesh, Operator
-from cost_models.fitting import OperatorTime
 
 ALONE = Machine(Mesh((("one", 1),)), Hardware("one", 1, 1, 0, (("float32", 1),), 1, Link(0, 1), Link(0, 1)))
 """The machine on which an operator's local tensors are whole."""

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from autopar import zoo
+from autopar.cost_models import Machine, Mesh
 from autopar.graph import Graph
 from autopar.importer import capture
 from autopar.measurement.clock import Clock
@@ -19,7 +20,6 @@ from autopar.runtime.module import ShardedModule
 from autopar.schedule import Assignment, make_schedule
 from autopar.sharding import ShardingSpec, Strategy
 from autopar.target import Target
-from cost_models import Machine, Mesh
 
 LAYERS = (1, 12)
 """Of two models with operators of no size: what the second takes longer, beside its instructions, is its parameters'."""

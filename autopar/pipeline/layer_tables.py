@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from autopar.cost_models import optimizer_bytes
 from autopar.pipeline.cutting import find_units
 from autopar.schedule import Schedule, simulate
 from autopar.schedule.storages import entering, storage_bytes
-from cost_models import optimizer_bytes
-from solvers.pipeline import Mode
+from autopar.solvers.pipeline import Mode
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
 
+from autopar.cost_models import Machine, Mesh
 from autopar.effort import DEFAULT_EFFORT, Effort
 from autopar.errors import InfeasibleError, UsageError
 from autopar.graph import DTYPE_BYTES, Graph
@@ -23,8 +24,7 @@ from autopar.pipeline.timetable import Action, read_order
 from autopar.schedule import Schedule
 from autopar.search import Progress, SearchResult, find_plan
 from autopar.sharding import ShardingSpec
-from cost_models import Machine, Mesh
-from solvers.pipeline import Mode, PipelineProblem, numbered, solve_pipeline
+from autopar.solvers.pipeline import Mode, PipelineProblem, numbered, solve_pipeline
 
 MANY = 1 << 16
 """Microbatches of the problem whose bound is that of one: what a step does once then counts for 1/65536 of a microbatch."""

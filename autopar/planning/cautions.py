@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cost_models import Hardware, Mesh
+from autopar.cost_models import Hardware, Mesh
 
 if TYPE_CHECKING:
     from autopar.search import SearchResult

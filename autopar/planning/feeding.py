@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from autopar.cost_models import Mesh
 from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.sharding import ShardingSpec
-from cost_models import Mesh
 
 if TYPE_CHECKING:
     from autopar.schedule import Schedule

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from autopar.cost_models import Machine, Mesh
 from autopar.errors import UsageError
 from autopar.graph import layer_of
 from autopar.options import AUTO, PlanOptions, user_errors
 from autopar.pipeline import STAGE_AXIS
 from autopar.planning.session import open_session
 from autopar.target import Target
-from cost_models import Machine, Mesh
 
 if TYPE_CHECKING:
     from autopar.graph import Graph

@@ -14,6 +14,7 @@ from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from autopar.cost_models import Machine
 from autopar.ending import put_together
 from autopar.errors import AutoparError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
@@ -26,7 +27,6 @@ from autopar.planning.cautions import MicrobatchWarning, warn_hardware, warn_mic
 from autopar.planning.feeding import check_rows, joined, lying_inputs, row_pins
 from autopar.planning.race import Allowance, StopRace, race
 from autopar.target import Target
-from cost_models import Machine
 
 if TYPE_CHECKING:
     from autopar.importer import Captures

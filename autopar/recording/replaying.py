@@ -12,6 +12,7 @@ from typing import Any
 from autopar import pricing
 from autopar.check import illegal
 from autopar.check.walk import TURN
+from autopar.cost_models import CostModelError, Hardware, Machine, Mesh
 from autopar.errors import FileError, MismatchError
 from autopar.graph import Accumulation, Graph, GraphInput, GraphOutput, Op, Tensor, from_json, to_json
 from autopar.plan import Plan
@@ -24,7 +25,6 @@ from autopar.schedule.legality import check_legal
 from autopar.schedule.ordering import steps_of
 from autopar.schedule.repeating import Repeating
 from autopar.sharding import Blocks, ShardingSpec, Strategy
-from cost_models import CostModelError, Hardware, Machine, Mesh
 
 
 def replay(plan: Plan, graph: Graph) -> Schedule:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.compare.words import pattern
+from autopar.cost_models.collectives import KINDS
 from autopar.graph import DTYPE_BYTES
 from autopar.plan import Plan
 from autopar.rows import CollectivePlan, InstructionPlan, TensorSpec
 from autopar.sharding import ShardingSpec
-from cost_models.collectives import KINDS
 
 BUFFERS = "buffers of collectives"
 

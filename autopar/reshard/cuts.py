@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from autopar.cost_models import Machine, SubAxis
 from autopar.reshard.letters import Alphabet, Letter, Letters, alphabet
-from cost_models import Machine, SubAxis
 
 MOST_PRIMES = 4
 """Prime factors of a mesh up to which the finest cut is searched."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from autopar.cost_models import CostModelError, Hardware, Machine, Mesh, load_hardware
 from autopar.errors import AutoparError, FileError, SpecError, UsageError
 from autopar.graph import DTYPE_BYTES
 from autopar.reshard.planning import find_reshard
 from autopar.reshard.steps import Reshard
 from autopar.sharding import ShardingSpec
-from cost_models import CostModelError, Hardware, Machine, Mesh, load_hardware
 
 
 def reshard(

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cost_models.collectives import KINDS
-from cost_models.links import Link, group_over
+from autopar.cost_models.collectives import KINDS
+from autopar.cost_models.links import Link, group_over
 
 Letters = tuple[int, ...]
 LetterLayout = tuple[Letters, ...]

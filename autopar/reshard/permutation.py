@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from cost_models import Mesh, SubAxis
+from autopar.cost_models import Mesh, SubAxis
 
 Placed = tuple[tuple[SubAxis, ...], ...]
 """For each dim, the parts of mesh axes that split it, major to minor."""

@@ -7,14 +7,14 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
+from autopar.cost_models import Machine, SubAxis
+from autopar.cost_models.collectives import KINDS, STEP_KINDS
 from autopar.reshard import search, trees
 from autopar.reshard.cuts import MOST_PRIMES, cuts, joined, prime_cut
 from autopar.reshard.moves import Move, Question, Way
 from autopar.reshard.permutation import Placed, moving_parts, permute_sources
 from autopar.reshard.steps import Reshard, Step, filled_up, halfway
 from autopar.sharding import ShardingSpec
-from cost_models import Machine, SubAxis
-from cost_models.collectives import KINDS, STEP_KINDS
 
 Moves = tuple[tuple[Move, ...], tuple[SubAxis, ...], tuple[int, ...]]
 FINE_AXES = 2

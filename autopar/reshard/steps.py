@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from autopar.cost_models import Mesh, SubAxis
+from autopar.cost_models.collectives import KINDS, STEP_KINDS
 from autopar.sharding import Run, ShardingSpec, runs
-from cost_models import Mesh, SubAxis
-from cost_models.collectives import KINDS, STEP_KINDS
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from functools import cache, cached_property, lru_cache
 
 import numpy as np
 
+from autopar.cost_models.collectives import KINDS as COLLECTIVES
+from autopar.cost_models.collectives import SLICE
 from autopar.reshard.letters import Alphabet, LetterLayout, Letters
 from autopar.reshard.moves import Move, Question, State, Way, moves_from, with_word
-from cost_models.collectives import KINDS as COLLECTIVES
-from cost_models.collectives import SLICE
 
 MOST_STATES = 12_000
 """States up to which all are listed: four letters on six dims, or five on three. Above it each pair is searched by itself."""

@@ -13,14 +13,14 @@ from functools import lru_cache
 
 import numpy as np
 
+from autopar.cost_models import Machine
+from autopar.cost_models.collectives import KINDS as COLLECTIVES
+from autopar.cost_models.collectives import STEP_KINDS
 from autopar.reshard.cuts import Cut, cuts
 from autopar.reshard.letters import Letters
 from autopar.reshard.planning import collective, find_moves
 from autopar.reshard.trees import KINDS, NONE, Seen, Tree, as_seen, listed, tree_of
 from autopar.sharding import ShardingSpec
-from cost_models import Machine
-from cost_models.collectives import KINDS as COLLECTIVES
-from cost_models.collectives import STEP_KINDS
 
 Array = np.ndarray
 SLICE, PERMUTE, DEPARTURE = (KINDS.index(kind) for kind in ("slice", "permute", ""))

@@ -26,12 +26,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autopar.cost_models import Mesh, SubAxis
+from autopar.cost_models.collectives import KINDS
 from autopar.runtime.groups import Team, create_process_groups, group_of, team_of
 from autopar.runtime.lent_buffers import Sent, lend
 from autopar.runtime.placement import REDUCE
 from autopar.torch_compat import all_gather_single, functional_collectives, reduce_scatter_single
-from cost_models import Mesh, SubAxis
-from cost_models.collectives import KINDS
 
 Axes = tuple[SubAxis, ...]
 

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.cost_models import Mesh, SubAxis
+from autopar.cost_models.collectives import KINDS
 from autopar.runtime.backends import Backend, Exchange, Wait
 from autopar.runtime.filling import fitted, lay_out, put_together
 from autopar.runtime.groups import group_of
 from autopar.schedule import Collective
 from autopar.schedule.collectives import Part
 from autopar.torch_compat import copy_each
-from cost_models import Mesh, SubAxis
-from cost_models.collectives import KINDS
 
 Values = dict[str, Tensor]
 """A rank's local tensors by value name."""

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from autopar.cost_models import Mesh
 from autopar.errors import MismatchError, UsageError
 from autopar.importer import Capture, capture, cut_call
 from autopar.importer.containers import Kind
@@ -34,7 +35,6 @@ from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values,
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed
 from autopar.torch_compat import checkpoint_in_chunks, flatten_axes, forward_of, lay_by_parts, teach_dtensors
-from cost_models import Mesh
 
 Execute = Literal["eager", "graph", "compiled"]
 Example = tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]]

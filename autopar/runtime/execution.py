@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.cost_models import SubAxis
 from autopar.dialect.batch_norm import batch_norm_in_place
 from autopar.dialect.library import STILL
 from autopar.rules import STORING, localize
@@ -36,7 +37,6 @@ from autopar.runtime.whole_operands import mark_whole
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import Operation
-from cost_models import SubAxis
 
 AS_A_RESULT: Mapping[str, str] = {stored: made for made, stored in STORING.items()}
 """From an operator that changes its input to the one that gives the same in a new tensor."""

@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from autopar.cost_models import Mesh, SubAxis
 from autopar.torch_compat import new_group, timeout_of
-from cost_models import Mesh, SubAxis
 
 
 @lru_cache(maxsize=4096)

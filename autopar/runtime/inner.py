@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from autopar.cost_models.collectives import KINDS
 from autopar.dialect.library import wide_dtype
 from autopar.graph import Op
 from autopar.rules import way_of
@@ -25,7 +26,6 @@ from autopar.runtime.sequences import (
     ring_attention_backward,
 )
 from autopar.sharding import InnerCollective, Strategy
-from cost_models.collectives import KINDS
 
 Request = tuple[InnerCollective, Tensor]
 Answer: TypeAlias = Tensor | Callable[[], Tensor]

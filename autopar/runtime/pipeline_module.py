@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from autopar.cost_models import Mesh
 from autopar.errors import MismatchError, UsageError
 from autopar.graph import Graph, GraphInput, GraphOutput
 from autopar.importer import Capture, capture
@@ -39,7 +40,6 @@ from autopar.runtime.steps import Call, Saved, Step
 from autopar.runtime.weights import Initialise, Place, copy_tree, initialise, own_tensors, shard_weights
 from autopar.seeds import check_seed
 from autopar.torch_compat import forward_of, join_total_norms
-from cost_models import Mesh
 
 LOSS = GraphOutput("loss", "output", "loss")
 

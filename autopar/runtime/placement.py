@@ -15,10 +15,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from autopar.cost_models import Mesh
 from autopar.errors import MismatchError
 from autopar.sharding import REDUCTIONS, ShardingSpec
 from autopar.torch_compat import split_factor_of, strided_shard
-from cost_models import Mesh
 
 
 def local_part(tensor: torch.Tensor, spec: ShardingSpec, mesh: Mesh, rank: int) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from autopar.cost_models import Machine
 from autopar.errors import AutoparError, MismatchError, TimeLimitError, UsageError
 from autopar.graph import Graph, GraphInput, to_json
 from autopar.importer import Capture, capture, named_tensors
@@ -33,7 +34,6 @@ from autopar.runtime.steps import Step
 from autopar.schedule import Schedule
 from autopar.search import SearchResult, Shared, find_plan
 from autopar.sharding import ShardingSpec
-from cost_models import Machine
 
 MOST = 16
 """Programs beside the planned one, at most: calls in ever new shapes would plan for ever."""

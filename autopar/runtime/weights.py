@@ -15,13 +15,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from autopar.attributes import exchanged, note_copy
+from autopar.cost_models import Mesh
 from autopar.errors import MismatchError
 from autopar.runtime.agreement import everyones, fetch, find_sources, hash_of
 from autopar.runtime.groups import Team
 from autopar.runtime.placement import from_placements, local_part, part_at, to_dtensor
 from autopar.sharding import ShardingSpec
 from autopar.torch_compat import STATE_HOOKS, hooks_of_copy, is_fake, uncompiled
-from cost_models import Mesh
 
 Initialise = Callable[[nn.Module], None]
 

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autopar.cost_models import Machine
+from autopar.cost_models.collectives import KINDS
 from autopar.rules import stores, why_once
 from autopar.schedule.bucketing import bucket_class
 from autopar.schedule.collectives import Collective
@@ -29,9 +31,7 @@ from autopar.schedule.tables import (
     peak_bytes,
     price_calls,
 )  # fmt: skip
-from cost_models import Machine
-from cost_models.collectives import KINDS
-from solvers.arrays import Ints, offsets
+from autopar.solvers.arrays import Ints, offsets
 
 
 class Storages(NamedTuple):

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 
+from autopar.cost_models.collectives import KINDS
 from autopar.schedule.collectives import Collective
 from autopar.schedule.instructions import Instruction
 from autopar.schedule.ordering import start_and_wait, taken_by
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.windows import Window, anchors, as_late_as_possible, moving, windows
-from cost_models.collectives import KINDS
 
 JOINED = frozenset(name for name, kind in KINDS.items() if kind.bucketable)
 """The kinds that are put in buckets."""

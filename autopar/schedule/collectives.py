@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from autopar.cost_models import Machine, SubAxis
+from autopar.cost_models.collectives import KINDS
 from autopar.reshard import Shapes, Step, cuts_inside, joins_inside
 from autopar.schedule.assignment import Layout, Moment, half
 from autopar.sharding import ShardingSpec
-from cost_models import Machine, SubAxis
-from cost_models.collectives import KINDS
 
 
 class Part(NamedTuple):

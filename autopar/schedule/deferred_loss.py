@@ -16,10 +16,10 @@ from autopar.schedule.assignment import FORWARD, OUTPUT
 from autopar.schedule.settings import DEFERRED_LEAST_BYTES, DEFERRED_MOST_BYTES, DEFERRED_SHARE
 
 if TYPE_CHECKING:
+    from autopar.cost_models import Machine
     from autopar.graph import Graph, Op
     from autopar.schedule.assignment import Assignment
     from autopar.sharding import ShardingSpec
-    from cost_models import Machine
 
 
 def may_be_deferred(graph: Graph) -> frozenset[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from autopar.cost_models.collectives import KINDS
 from autopar.errors import ScheduleError
 from autopar.rules import stores, why_once
 from autopar.schedule.assignment import AGAIN, FORWARD, PHASES
@@ -11,7 +12,6 @@ from autopar.schedule.instructions import Instruction
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.storages import may_take, needed
 from autopar.schedule.windows import windows
-from cost_models.collectives import KINDS
 
 Violations = Iterator[tuple[int, str]]
 """(instruction id, its violation)."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from autopar.cost_models import Machine
 from autopar.effort import Budget, unlimited
 from autopar.graph import Graph
 from autopar.schedule.assignment import Assignment
@@ -35,7 +36,6 @@ from autopar.schedule.settings import (
     TRAILING_FACTOR,
 )
 from autopar.schedule.simulation import simulated, step_seconds
-from cost_models import Machine
 
 
 class LimitSearch:

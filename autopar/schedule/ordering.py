@@ -14,6 +14,8 @@ from itertools import count
 from typing import NamedTuple
 
 from autopar import pricing
+from autopar.cost_models import Machine
+from autopar.cost_models.collectives import KINDS
 from autopar.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.reshard import Shapes, Step, find_reshard
 from autopar.rules import find_fusable_additions, is_alias, reads_back
@@ -24,8 +26,6 @@ from autopar.schedule.instructions import COMPUTE, Cut, Instruction, Kind, Limit
 from autopar.schedule.repeating import Repeating
 from autopar.schedule.schedule import Schedule
 from autopar.sharding import ShardingSpec, Strategy
-from cost_models import Machine
-from cost_models.collectives import KINDS
 
 
 def order(graph: Graph, assignment: Assignment, machine: Machine, limits: Limits, prices: Prices | None = None) -> Schedule:

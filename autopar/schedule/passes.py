@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from autopar.cost_models import Machine
 from autopar.graph import Graph
 from autopar.schedule.accumulating import accumulate
 from autopar.schedule.assignment import Assignment
@@ -18,7 +19,6 @@ from autopar.schedule.ordering import Prices, order
 from autopar.schedule.prefetching import prefetch
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.sharing import share
-from cost_models import Machine
 
 Passes = tuple[tuple[str, Callable[[Schedule], Schedule]], ...]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar import pricing
+from autopar.cost_models import Machine
 from autopar.graph import Graph, Op
 from autopar.rules import DENSE, find_copied, find_repeated, repeats
 from autopar.schedule.instructions import Operation
 from autopar.sharding import ShardingSpec, Strategy
-from cost_models import Machine
 
 
 class Repeating:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from autopar import pricing
+from autopar.cost_models import Machine
 from autopar.graph import DTYPE_BYTES, Graph, GraphOutput
 from autopar.rules import is_alias
 from autopar.schedule.assignment import Layout
@@ -16,7 +17,6 @@ from autopar.schedule.collectives import Collective
 from autopar.schedule.instructions import Cut, Instruction, Limits, Operation, Segment, Value
 from autopar.schedule.text import format_instructions
 from autopar.sharding import ShardingSpec
-from cost_models import Machine
 
 Answer = TypeVar("Answer")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from autopar.cost_models import optimizer_bytes
 from autopar.graph import DTYPE_BYTES
 from autopar.rules import is_alias, may_write_over
 from autopar.schedule.instructions import Instruction
 from autopar.schedule.schedule import Schedule
-from cost_models import optimizer_bytes
 
 
 def entering(schedule: Schedule) -> dict[str, int]:

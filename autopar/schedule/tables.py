@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.schedule.kernels import clock, memory, moves, views
-from solvers.arrays import VIEWS, Floats, Ints, on_arrays
+from autopar.solvers.arrays import VIEWS, Floats, Ints, on_arrays
 
 
 class Rows(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import solvers
+from autopar import solvers
 from autopar.effort import Budget
 from autopar.search.settings import LEAST_SOLVE_SECONDS
-from solvers import INTERRUPTED, Problem, Solution
+from autopar.solvers import INTERRUPTED, Problem, Solution
 
 
 def solve(problem: Problem, budget: Budget, **options: Any) -> Solution:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from autopar.cost_models import find_optimizer
 from autopar.runtime.optimizers import MasterWeights
-from cost_models import find_optimizer
 
 LEARNING_RATE = 2e-4
 """Small: where a gradient is zero but for rounding, AdamW takes whole steps of this size in directions that rounding chooses."""

@@ -20,19 +20,19 @@ it says which C types its arguments have. Without a compiler it runs as it is, s
 
 from __future__ import annotations
 
-from solvers.arrays import on_arrays
-from solvers.kernels import dominance as _dominance
-from solvers.kernels import elimination as _elimination
-from solvers.kernels import layout as _layout
-from solvers.kernels import lns_moves as _lns_moves
-from solvers.kernels import log as _log
-from solvers.kernels import order_tree as _order_tree
-from solvers.kernels import presolve as _presolve
-from solvers.kernels import tables as _tables
-from solvers.kernels import timetables as _timetables
-from solvers.kernels import trws as _trws
-from solvers.kernels import views as _views
-from solvers.kernels.views import Graph, Items, Network, Workspace
+from ..arrays import on_arrays
+from . import dominance as _dominance
+from . import elimination as _elimination
+from . import layout as _layout
+from . import lns_moves as _lns_moves
+from . import log as _log
+from . import order_tree as _order_tree
+from . import presolve as _presolve
+from . import tables as _tables
+from . import timetables as _timetables
+from . import trws as _trws
+from . import views as _views
+from .views import Graph, Items, Network, Workspace
 
 COMPILED = not any(
     str(module.__file__).endswith(".py")

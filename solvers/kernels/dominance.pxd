@@ -1,8 +1,8 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t
 
-from solvers.kernels.tables cimport step_across, step_along
-from solvers.kernels.views cimport Items, Network
+from .tables cimport step_across, step_along
+from .views cimport Items, Network
 
 cdef int64_t NEVER, VISITED
 

@@ -8,10 +8,10 @@ same sweep as a neighbour whose comparison counted on them: removals only shrink
 
 from __future__ import annotations
 
-from solvers.arrays import Bytes, Ints
-from solvers.kernels.constants import NEVER, VISITED
-from solvers.kernels.tables import step_across, step_along
-from solvers.kernels.views import Items, Network
+from ..arrays import Bytes, Ints
+from .constants import NEVER, VISITED
+from .tables import step_across, step_along
+from .views import Items, Network
 
 
 def dominate(net: Network, items: Items, nodes: Ints, lost: Bytes) -> None:

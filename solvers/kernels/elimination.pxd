@@ -1,7 +1,7 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t
 
-from solvers.kernels.views cimport Graph, Workspace
+from .views cimport Graph, Workspace
 
 cdef int64_t ACTIVE, GONE, HELD, MEMBERS, FACTORS
 

@@ -7,9 +7,9 @@ back. Which nodes are held is random, so that every sweep solves a different lar
 
 from __future__ import annotations
 
-from solvers.arrays import Bytes, Floats, Ints
-from solvers.kernels.constants import ACTIVE, FACTORS, GONE, HELD, MEMBERS
-from solvers.kernels.views import Graph, Workspace
+from ..arrays import Bytes, Floats, Ints
+from .constants import ACTIVE, FACTORS, GONE, HELD, MEMBERS
+from .views import Graph, Workspace
 
 
 def sweep(graph: Graph, theta: Floats, choices: Ints, count: int, work: Workspace) -> None:

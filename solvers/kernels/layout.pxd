@@ -1,8 +1,8 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t
 
-from solvers.kernels.tables cimport size_of
-from solvers.kernels.views cimport Graph, Network
+from .tables cimport size_of
+from .views cimport Graph, Network
 
 cdef double FAR
 cdef int64_t NEVER

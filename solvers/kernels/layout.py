@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from solvers.arrays import Bytes, Floats, Ints
-from solvers.kernels.constants import FAR, NEVER
-from solvers.kernels.tables import size_of
-from solvers.kernels.views import Graph, Network
+from ..arrays import Bytes, Floats, Ints
+from .constants import FAR, NEVER
+from .tables import size_of
+from .views import Graph, Network
 
 
 def compact_tables(net: Network, edges: Ints, costs: Ints) -> None:

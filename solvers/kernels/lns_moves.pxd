@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t
 
-from solvers.kernels.views cimport Graph, Items, Workspace
+from .views cimport Graph, Items, Workspace
 
 cpdef int64_t group_changes(
     Graph graph, const double[::1] theta, const double[::1] costs, const int64_t[::1] choices, const int64_t[::1] proposal, double[::1] priced,

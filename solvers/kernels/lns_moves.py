@@ -4,8 +4,8 @@ alone."""
 
 from __future__ import annotations
 
-from solvers.arrays import Floats, Ints
-from solvers.kernels.views import Graph, Items, Workspace
+from ..arrays import Floats, Ints
+from .views import Graph, Items, Workspace
 
 
 def group_changes(

@@ -1,7 +1,7 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t
 
-from solvers.kernels.views cimport Network
+from .views cimport Network
 
 cdef int64_t BY_PAIR, FIXED, FOLLOWS, LOG
 

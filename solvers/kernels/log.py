@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from solvers.arrays import Bytes, Ints
-from solvers.kernels.constants import BY_PAIR, FIXED, FOLLOWS, LOG
-from solvers.kernels.views import Network
+from ..arrays import Bytes, Ints
+from .constants import BY_PAIR, FIXED, FOLLOWS, LOG
+from .views import Network
 
 
 def replay(net: Network, choices: Ints) -> None:

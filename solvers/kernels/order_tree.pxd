@@ -1,7 +1,7 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from solvers.kernels.views cimport Chain, OrderTree
+from .views cimport Chain, OrderTree
 
 cdef int64_t DEPTH, NODES, STORED, FRESH, CAPACITY, VECTOR, BUCKETS, COMPARED, WORDS, LARGEST_WORD
 cdef double NO_STEP, TOLERANCE

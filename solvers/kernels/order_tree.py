@@ -10,8 +10,8 @@ Nodes with equal counts are compared by the times at which devices are free and 
 
 from __future__ import annotations
 
-from solvers.kernels.constants import NO_STEP
-from solvers.kernels.views import Chain, OrderTree
+from .constants import NO_STEP
+from .views import Chain, OrderTree
 
 DEPTH, NODES, STORED, FRESH, CAPACITY, VECTOR, BUCKETS, COMPARED, WORDS = 0, 1, 2, 3, 4, 5, 6, 7, 8
 """Places in ``scalars``: depth of the node, -1 once all are done; nodes so far; nodes remembered; whether the node is new; the most nodes

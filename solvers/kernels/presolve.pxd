@@ -1,8 +1,8 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from solvers.kernels.tables cimport add_row, add_table, drop_forbidden, least_by_one, least_by_pair, size_of, step_across, step_along, tighten
-from solvers.kernels.views cimport Network
+from .tables cimport add_row, add_table, drop_forbidden, least_by_one, least_by_pair, size_of, step_across, step_along, tighten
+from .views cimport Network
 
 cdef int64_t BY_PAIR, CONSTANT, EDGE_HEAD, EDGE_TAIL, FIXED, FOLLOWS, INFEASIBLE, LOG, LOG_DATA, NEED, NODE_HEAD, NODE_TAIL, POOL, VISITED
 cdef int64_t LOST_FIRST, LOST_SECOND, MOVED_FIRST, MOVED_SECOND, IS_ZERO, FIRST_FOLLOWS, SECOND_FOLLOWS

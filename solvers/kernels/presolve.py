@@ -8,8 +8,8 @@ fixed, never eliminated.
 
 from __future__ import annotations
 
-from solvers.arrays import Ints
-from solvers.kernels.constants import (
+from ..arrays import Ints
+from .constants import (
     BY_PAIR,
     CONSTANT,
     EDGE_HEAD,
@@ -32,7 +32,7 @@ from solvers.kernels.constants import (
     SECOND_FOLLOWS,
     VISITED,
 )
-from solvers.kernels.tables import (
+from .tables import (
     add_row,
     add_table,
     drop_forbidden,
@@ -43,7 +43,7 @@ from solvers.kernels.tables import (
     step_along,
     tighten,
 )
-from solvers.kernels.views import Network
+from .views import Network
 
 
 def hang(net: Network, end: int, node: int) -> None:

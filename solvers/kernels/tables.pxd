@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t
 
-from solvers.kernels.views cimport Network
+from .views cimport Network
 
 cdef int64_t CONSTANT, INFEASIBLE, NEVER, UPPER, VISITED
 cdef int64_t LOST_FIRST, LOST_SECOND, MOVED_FIRST, MOVED_SECOND, IS_ZERO, FIRST_FOLLOWS, SECOND_FOLLOWS, MOVED, ALONE, FLAT

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from solvers.kernels.constants import (
+from .constants import (
     CONSTANT,
     FIRST_FOLLOWS,
     INFEASIBLE,
@@ -17,7 +17,7 @@ from solvers.kernels.constants import (
     UPPER,
     VISITED,
 )
-from solvers.kernels.views import Network
+from .views import Network
 
 MOVED, ALONE, FLAT = 1, 2, 4
 """What ``take_minima`` found, added together: a minimum above 0; one allowed entry in each row; equal entries in each row."""

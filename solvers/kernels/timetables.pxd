@@ -1,7 +1,7 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from solvers.kernels.views cimport Chain, Clock
+from .views cimport Chain, Clock
 
 cdef double NO_STEP
 

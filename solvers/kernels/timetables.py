@@ -7,9 +7,9 @@ n-th of a code is microbatch n.
 
 from __future__ import annotations
 
-from solvers.arrays import Ints
-from solvers.kernels.constants import NO_STEP
-from solvers.kernels.views import Chain, Clock
+from ..arrays import Ints
+from .constants import NO_STEP
+from .views import Chain, Clock
 
 
 def run_orders(chain: Chain, orders: Ints, clock: Clock) -> float:

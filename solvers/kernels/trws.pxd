@@ -1,7 +1,7 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from solvers.kernels.views cimport Graph
+from .views cimport Graph
 
 cdef double FAR
 

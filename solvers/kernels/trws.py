@@ -8,9 +8,9 @@ every answer, and messages need no proof of convergence. ``certify`` computes th
 
 from __future__ import annotations
 
-from solvers.arrays import Floats, Ints
-from solvers.kernels.constants import FAR
-from solvers.kernels.views import Graph
+from ..arrays import Floats, Ints
+from .constants import FAR
+from .views import Graph
 
 
 def smallest(values: Floats, count: int) -> float:

@@ -19,12 +19,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from solvers.pipeline.file_format import load
-    from solvers.pipeline.problem import Mode, PipelineProblem
-    from solvers.pipeline.simulation import Simulation, simulate
-    from solvers.pipeline.solution import PipelineSolution
-    from solvers.pipeline.solving import solve_pipeline
-    from solvers.pipeline.timetable import Action, Operation, PipelinePlan, check_legal, merge_orders, numbered, parse_orders
+    from .file_format import load
+    from .problem import Mode, PipelineProblem
+    from .simulation import Simulation, simulate
+    from .solution import PipelineSolution
+    from .solving import solve_pipeline
+    from .timetable import Action, Operation, PipelinePlan, check_legal, merge_orders, numbered, parse_orders
 
 __all__ = [
     "Action", "Mode", "Operation", "PipelinePlan", "PipelineProblem", "PipelineSolution", "Simulation", "check_legal", "load",
@@ -51,8 +51,8 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'solvers.pipeline' has no attribute {name!r}")
-    value = getattr(import_module(f"solvers.pipeline.{_HOME[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

@@ -11,9 +11,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from solvers.pipeline.chain import fits, rooms
-from solvers.pipeline.problem import Mode, PipelineProblem
-from solvers.pipeline.settings import SETTINGS
+from .chain import fits, rooms
+from .problem import Mode, PipelineProblem
+from .settings import SETTINGS
 
 
 def bound_cut(problem: PipelineProblem, costs: Sequence[Mode]) -> float:

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solvers.arrays import VIEWS, Floats, Ints
-from solvers.kernels import views
-from solvers.pipeline.problem import Mode, PipelineProblem
-from solvers.pipeline.settings import SETTINGS
-from solvers.pipeline.timetable import Operation
+from ..arrays import VIEWS, Floats, Ints
+from ..kernels import views
+from .problem import Mode, PipelineProblem
+from .settings import SETTINGS
+from .timetable import Operation
 
 KINDS = "FBW"
 """The code of an operation is 3 chunk + place of its kind here."""

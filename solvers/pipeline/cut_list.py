@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from solvers.pipeline.bounds import bound_cut
-from solvers.pipeline.chain import make_chain
-from solvers.pipeline.exact_orders import OrderSearch, is_small
-from solvers.pipeline.incumbent import PipelineIncumbent
-from solvers.pipeline.intervals import Intervals, Mix
-from solvers.pipeline.settings import SETTINGS
+from .bounds import bound_cut
+from .chain import make_chain
+from .exact_orders import OrderSearch, is_small
+from .incumbent import PipelineIncumbent
+from .intervals import Intervals, Mix
+from .settings import SETTINGS
 
 
 @dataclass

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solvers.kernels import run_warm_ups, schedule_by_list
-from solvers.pipeline.bounds import AllCuts, bound_sections
-from solvers.pipeline.chain import fits, line_length, make_chain
-from solvers.pipeline.incumbent import PipelineIncumbent
-from solvers.pipeline.intervals import Intervals, Mix
-from solvers.pipeline.problem import Mode, PipelineProblem
-from solvers.pipeline.settings import SETTINGS
+from ..kernels import run_warm_ups, schedule_by_list
+from .bounds import AllCuts, bound_sections
+from .chain import fits, line_length, make_chain
+from .incumbent import PipelineIncumbent
+from .intervals import Intervals, Mix
+from .problem import Mode, PipelineProblem
+from .settings import SETTINGS
 
 
 class State(NamedTuple):

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from solvers.arrays import VIEWS, Floats, Ints
-from solvers.kernels import bound_rest, explore, fill_tails, views
-from solvers.pipeline.bounds import in_flight
-from solvers.pipeline.chain import Chain, line_length
-from solvers.pipeline.problem import PipelineProblem
-from solvers.pipeline.settings import SETTINGS
+from ..arrays import VIEWS, Floats, Ints
+from ..kernels import bound_rest, explore, fill_tails, views
+from .bounds import in_flight
+from .chain import Chain, line_length
+from .problem import PipelineProblem
+from .settings import SETTINGS
 
 
 class OrderTree(NamedTuple):

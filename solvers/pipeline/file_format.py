@@ -6,10 +6,10 @@ import difflib
 from os import PathLike, fspath
 from typing import Any
 
-from solvers.documents import read_document
-from solvers.errors import ProblemError
-from solvers.pipeline.problem import Mode, PipelineProblem
-from solvers.pipeline.solution import PipelineSolution
+from ..documents import read_document
+from ..errors import ProblemError
+from .problem import Mode, PipelineProblem
+from .solution import PipelineSolution
 
 SCHEMA = "autopar.pipeline-problem/1"
 SOLUTION_SCHEMA = "autopar.pipeline-solution/1"

@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from solvers.arrays import Ints
-from solvers.kernels import run_orders
-from solvers.pipeline.bounds import round_up, step_unit
-from solvers.pipeline.chain import Clock, decoded, make_chain, make_clock
-from solvers.pipeline.intervals import Mix
-from solvers.pipeline.problem import PipelineProblem
-from solvers.pipeline.settings import SETTINGS
-from solvers.pipeline.solution import PipelineSolution
-from solvers.pipeline.timetable import PipelinePlan, check_legal
-from solvers.solution import Status
+from ..arrays import Ints
+from ..kernels import run_orders
+from ..solution import Status
+from .bounds import round_up, step_unit
+from .chain import Clock, decoded, make_chain, make_clock
+from .intervals import Mix
+from .problem import PipelineProblem
+from .settings import SETTINGS
+from .solution import PipelineSolution
+from .timetable import PipelinePlan, check_legal
 
 Progress = Callable[[float | None, float, float, float], None]
 """Called with (best step or None, bound, gap, seconds) whenever one of them improves."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 
-from solvers.pipeline.problem import Mode, PipelineProblem
-from solvers.pipeline.settings import SETTINGS
+from .problem import Mode, PipelineProblem
+from .settings import SETTINGS
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import math
 from dataclasses import astuple, dataclass
 from functools import cached_property
 
-from solvers.errors import ProblemError, TooLargeError
-from solvers.pipeline.settings import SETTINGS
+from ..errors import ProblemError, TooLargeError
+from .settings import SETTINGS
 
 PLACEMENTS = ("loop", "v")
 """``loop``: chunk c is on device c mod p. ``v``: two chunks a device; device d has the chunks d and 2 p - 1 - d."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from solvers.kernels import run_orders
-from solvers.pipeline.chain import KINDS, coded, make_chain, make_clock
-from solvers.pipeline.problem import PipelineProblem
-from solvers.pipeline.timetable import Action, PipelinePlan, check_legal, numbered
+from ..kernels import run_orders
+from .chain import KINDS, coded, make_chain, make_clock
+from .problem import PipelineProblem
+from .timetable import Action, PipelinePlan, check_legal, numbered
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from solvers.pipeline.timetable import PipelinePlan
-from solvers.solution import Status
+from ..solution import Status
+from .timetable import PipelinePlan
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ import time
 
 import numpy as np
 
-from solvers.kernels import improve_orders
-from solvers.pipeline.bounds import AllCuts
-from solvers.pipeline.chain import line_length, make_chain
-from solvers.pipeline.cut_list import close
-from solvers.pipeline.cut_search import CutSearch, lean_cut
-from solvers.pipeline.incumbent import PipelineIncumbent, Progress
-from solvers.pipeline.intervals import Intervals
-from solvers.pipeline.problem import PipelineProblem
-from solvers.pipeline.settings import SETTINGS
-from solvers.pipeline.solution import PipelineSolution
+from ..kernels import improve_orders
+from .bounds import AllCuts
+from .chain import line_length, make_chain
+from .cut_list import close
+from .cut_search import CutSearch, lean_cut
+from .incumbent import PipelineIncumbent, Progress
+from .intervals import Intervals
+from .problem import PipelineProblem
+from .settings import SETTINGS
+from .solution import PipelineSolution
 
 INTERRUPTED = "interrupted; this is the best so far"
 """The message of a solution after Ctrl-C."""

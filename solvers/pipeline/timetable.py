@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from solvers.errors import ProblemError
-from solvers.pipeline.problem import Mode, PipelineProblem
-from solvers.pipeline.settings import SETTINGS
+from ..errors import ProblemError
+from .problem import Mode, PipelineProblem
+from .settings import SETTINGS
 
 
 @dataclass(frozen=True, order=True)

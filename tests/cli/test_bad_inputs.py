@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from autopar.cost_models import load_hardware
 from autopar.measurement import Measured, to_toml
-from cost_models import load_hardware
 from tests.cli.running import Ran, autopar
 from tests.graphs import two_layer_plan
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autopar.cli.main import main
-from cost_models import hardware_names, load_hardware
+from autopar.cost_models import hardware_names, load_hardware
 
 
 def test_every_file_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:

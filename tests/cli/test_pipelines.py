@@ -83,8 +83,8 @@ def test_known_cases_of_the_acceptance_script(shared):
         from runpy import run_path
 
         cases = run_path(str(shared / "acceptance" / "pipeline_cases"))
-        from solvers.pipeline import solve_pipeline
-        from solvers.pipeline.file_format import from_document, to_document
+        from autopar.solvers.pipeline import solve_pipeline
+        from autopar.solvers.pipeline.file_format import from_document, to_document
 
         for name, document, optimum in cases["CASES"]:
             answer = to_document(solve_pipeline(from_document(document), time_limit=600.0))

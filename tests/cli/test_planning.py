@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from autopar.cost_models import load_hardware
 from autopar.plan import Plan
 from autopar.recording import load
-from cost_models import load_hardware
 from tests.cli.running import autopar, refused
 
 MODEL = """

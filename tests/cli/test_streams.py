@@ -14,9 +14,9 @@ from textwrap import dedent
 
 import pytest
 
+from autopar.cost_models import load_hardware
 from autopar.files import write_whole
 from autopar.plan import Plan
-from cost_models import load_hardware
 from tests.cli.running import autopar, refused
 
 ESCAPE = "\x1b[31m"

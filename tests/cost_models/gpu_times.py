@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from cost_models import Efficiency, Hardware, Link, Machine, Mesh, Operator
-from cost_models.fitting import OperatorTime
+from autopar.cost_models import Efficiency, Hardware, Link, Machine, Mesh, Operator
+from autopar.cost_models.fitting import OperatorTime
 
 CLASSES: Mapping[str, Mapping[str, Efficiency]] = {
     "contraction": {"autopar.contract": Efficiency(0.72, 0.8, 6e-6)},

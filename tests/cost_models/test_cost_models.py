@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import cost_models
-from cost_models import (
+from autopar import cost_models
+from autopar.cost_models import (
     Efficiency,
     Figures,
     Hardware,
@@ -28,7 +28,7 @@ from cost_models import (
     load_hardware,
     memory,
 )
-from cost_models.collectives import KINDS, Group
+from autopar.cost_models.collectives import KINDS, Group
 
 H100 = load_hardware("h100-sxm")
 

@@ -9,11 +9,19 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from cost_models import Efficiency, Figures, Hardware, Link, Machine, Mesh, Operator, load_hardware
-from cost_models.collectives import KINDS, received_bytes
-from cost_models.efficiency import NOTHING
-from cost_models.fitting import BETTER, CollectiveTime, OperatorTime, fit_collective, fit_efficiency, fit_maximum, relative_least_squares
-from cost_models.links import STEPS, Growth, group_over
+from autopar.cost_models import Efficiency, Figures, Hardware, Link, Machine, Mesh, Operator, load_hardware
+from autopar.cost_models.collectives import KINDS, received_bytes
+from autopar.cost_models.efficiency import NOTHING
+from autopar.cost_models.fitting import (
+    BETTER,
+    CollectiveTime,
+    OperatorTime,
+    fit_collective,
+    fit_efficiency,
+    fit_maximum,
+    relative_least_squares,
+)
+from autopar.cost_models.links import STEPS, Growth, group_over
 from tests.cost_models.gpu_times import CLASSES, GPU, gpu_times
 
 BYTES = tuple(4096 * 8**power for power in range(5))

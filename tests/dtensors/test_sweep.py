@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from autopar.cost_models import Mesh
 from autopar.runtime.checkpoints import part_of
 from autopar.runtime.placement import local_part, to_dtensor
 from autopar.sharding import ShardingSpec
 from autopar.torch_compat import lay_by_parts, leaves_of, teach_dtensors
-from cost_models import Mesh
 from tests.dtensors.functions import ARGUMENTS, FUNCTIONS
 from tests.runtime.test_training import on_ranks
 

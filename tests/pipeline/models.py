@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 import autopar
 from autopar import zoo
+from autopar.cost_models import Machine, Mesh
 from autopar.graph import Graph
 from autopar.runtime.simulation import simulate
 from autopar.search import find_plan
 from benchmarks.models import stressed
-from cost_models import Machine, Mesh
 
 
 class EncoderDecoder(nn.Module):

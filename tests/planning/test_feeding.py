@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import autopar
+from autopar.cost_models import Mesh
 from autopar.errors import UsageError
 from autopar.plan import Plan
 from autopar.planning.feeding import row_pins
-from cost_models import Mesh
 
 
 class Placed(nn.Module):

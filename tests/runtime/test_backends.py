@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from autopar.cost_models import Mesh, SubAxis
 from autopar.errors import VerificationError
 from autopar.graph import Graph, GraphInput, GraphOutput, Tensor
 from autopar.reshard import find_reshard
@@ -27,7 +28,6 @@ from autopar.schedule import OUTPUT, Assignment, Layout, Schedule, make_schedule
 from autopar.schedule.legality import check_legal
 from autopar.sharding import REDUCTIONS, ShardingSpec
 from autopar.verify.launch import run_ranks
-from cost_models import Mesh, SubAxis
 from tests.graphs import machine
 from tests.runtime.test_placement import every_spec
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from autopar.check import check
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.runtime import execution
 from autopar.runtime.backends import LoneRank
 from autopar.runtime.loss_tail import Tail
 from autopar.schedule import Schedule
 from autopar.schedule.instructions import Instruction
 from benchmarks.host import counted_kernels
-from cost_models import Machine, Mesh, load_hardware
 from tests.graphs import plan_of, random_schedule
 from tests.runtime.models import zoo_example
 

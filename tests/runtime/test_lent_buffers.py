@@ -19,7 +19,7 @@ import sys, time, torch
 import torch.distributed as dist
 from pathlib import Path
 from autopar.runtime.backends import Exchange, ProcessRanks
-from cost_models import Mesh
+from autopar.cost_models import Mesh
 
 class Last:
     def __del__(self, ends=Path("ends"), sleep=time.sleep):  # while Python ends, after what it does at its exit

@@ -11,11 +11,11 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _MaskPartial
 
+from autopar.cost_models import Mesh
 from autopar.errors import MismatchError
 from autopar.runtime.placement import from_placements, gather, local_part, replica_difference, scatter, to_dtensor, to_placements
 from autopar.sharding import ShardingSpec, splits
 from autopar.verify.launch import run_ranks
-from cost_models import Mesh
 
 SHAPE = (24, 12)
 

@@ -22,13 +22,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import autopar
+from autopar.cost_models import CostModelError, Mesh
 from autopar.errors import InfeasibleError, UsageError
 from autopar.plan import Plan
 from autopar.runtime.checkpoints import part_of
 from autopar.runtime.placement import local_part, to_dtensor, to_placements
 from autopar.sharding import ShardingSpec
 from autopar.torch_compat import lay_by_parts, teach_dtensors
-from cost_models import CostModelError, Mesh
 from tests import fused
 from tests.runtime.test_training import gradients, on_ranks, same, whole
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from autopar import zoo
+from autopar.cost_models import Hardware, Machine, Mesh, load_hardware
 from autopar.graph import Graph
 from autopar.importer import capture_graph
 from autopar.schedule import Limits, Schedule, ordered
 from autopar.schedule.passes import ENDING, PLACING
-from cost_models import Hardware, Machine, Mesh, load_hardware
 from tests.assignments import random_assignment
 from tests.graphs import two_layers
 from tests.search.small_graphs import small_graph

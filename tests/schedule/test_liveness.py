@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from autopar.cost_models import optimizer_bytes
 from autopar.graph import DTYPE_BYTES
 from autopar.schedule import Schedule, between, memory
-from cost_models import optimizer_bytes
 from tests.schedule.cases import CASES, Case, graph_of
 
 

@@ -37,7 +37,7 @@ from autopar.schedule.tables import (
     step_of,
     timeline_for,
 )
-from solvers.arrays import VIEWS, on_arrays
+from autopar.solvers.arrays import VIEWS, on_arrays
 from tests.assignments import random_assignment
 from tests.schedule.cases import CASES, Case, graph_of
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar import pricing
+from autopar.cost_models import Machine
 from autopar.graph import Graph, Phase
 from autopar.rules import is_alias
 from autopar.schedule import Assignment, Layout, Schedule
@@ -33,7 +34,6 @@ from autopar.schedule.ordering import steps_of
 from autopar.search.ilp.decode import decode_site
 from autopar.search.ilp.model import Model, Site
 from autopar.sharding import ShardingSpec, Strategy
-from cost_models import Machine
 
 PHASES: tuple[Phase, ...] = ("forward", "backward")
 SHARED_CALLS = ("all_reduce", "all_gather", "reduce_scatter")

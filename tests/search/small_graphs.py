@@ -7,9 +7,9 @@ import random
 from dataclasses import dataclass, field
 from itertools import count
 
+from autopar.cost_models import Hardware, Machine, Mesh
 from autopar.graph import Dtype, Graph, GraphInput, GraphOutput, Op, Phase, Ref, Tensor
 from autopar.sharding import splits
-from cost_models import Hardware, Machine, Mesh
 
 MOST_OPERATORS = 5
 TYPICAL_SECONDS = 8e-6

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import why_once
 from autopar.schedule import Assignment, Schedule, make_schedule, memory
@@ -20,8 +21,7 @@ from autopar.search.choices.space import Space
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
-from cost_models import Machine, Mesh, load_hardware
-from solvers import evaluate, solve
+from autopar.solvers import evaluate, solve
 from tests.search.small_graphs import small_graph, small_machine
 
 EXACT = 2e-7

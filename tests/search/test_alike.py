@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.cli.target import load_target
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.effort import unlimited
 from autopar.importer import capture_graph
 from autopar.schedule import Assignment
@@ -18,7 +19,6 @@ from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence
 from autopar.search.memory.memory_repair import solve_fixed
 from autopar.search.settings import TIED_LAYERS_SHARE
-from cost_models import Machine, Mesh, load_hardware
 from tests.search.requests import asked
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from autopar import zoo
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.graph import Graph
 from autopar.importer import capture_graph
 from autopar.schedule import Schedule, make_schedule
@@ -18,7 +19,6 @@ from autopar.search import SearchResult, find_plan
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
-from cost_models import Machine, Mesh, load_hardware
 
 MODELS = ("mlp", "gpt2", "llama3", "resnet", "moe")
 FEWER_LAYERS = {"gpt2": 2, "llama3": 2, "moe": 2}

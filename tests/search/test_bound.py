@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autopar.cost_models import Machine
+from autopar.cost_models.links import Link
 from autopar.effort import unlimited
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.schedule import step_seconds
@@ -25,8 +27,6 @@ from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
 from autopar.search.memory.memory_repair import solve_fixed
-from cost_models import Machine
-from cost_models.links import Link
 from tests.graphs import random_schedule
 from tests.search.brute_force import (
     PHASES,

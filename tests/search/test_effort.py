@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-import solvers
-from autopar import effort
+from autopar import effort, solvers
 from autopar.effort import GRACE_SECONDS, GRACE_SHARE, Budget, Meter, unlimited
 from autopar.schedule.limit_search import LimitSearch
 from autopar.search import SearchResult, find_plan, telemetry
 from autopar.search.phases import FailedPhaseWarning, Phase, run_phases
 from autopar.search.solving import solve
 from autopar.search.telemetry import PhaseRecord, Telemetry
-from solvers import Problem, Solution
+from autopar.solvers import Problem, Solution
 from tests.search.requests import budget
 from tests.search.small_graphs import small_graph, small_machine
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import solvers
-from autopar import effort
+from autopar import effort, solvers
+from autopar.cost_models import Machine
 from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.graph import Graph
 from autopar.schedule.limit_search import LimitSearch
@@ -20,8 +20,7 @@ from autopar.search.choices.space import Space
 from autopar.search.driver import find_plan as finding
 from autopar.search.driver.phase_table import BY_STEP
 from autopar.search.folding.fold import Folding
-from cost_models import Machine
-from solvers import Problem, Solution
+from autopar.solvers import Problem, Solution
 from tests.search import test_folding
 from tests.search.small_graphs import small_graph, small_machine
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from autopar.cli.target import capture_target
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.search import find_plan
-from cost_models import Machine, Mesh, load_hardware
 
 
 def test_twelve_equal_layers_are_proved_with_little_work() -> None:

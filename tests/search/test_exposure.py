@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.schedule import simulated
 from autopar.schedule.windows import windows
 from autopar.search.choices.pins import Pins
@@ -14,7 +15,6 @@ from autopar.search.choices.space import Space
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.model import Model
 from autopar.search.ilp.overlap import FIRST_BELIEFS, IsolatedOverlap, LearnedOverlap, measure_overlap
-from cost_models import Machine, Mesh, load_hardware
 from tests.graphs import random_graph
 from tests.schedule.cases import Case
 from tests.search.requests import uniform

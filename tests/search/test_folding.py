@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.cli.target import load_target
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.effort import Budget, unlimited
 from autopar.graph import Graph, Phase
 from autopar.importer import capture_graph
@@ -29,8 +30,7 @@ from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence, Model, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.settings import DECOMPOSITION_ENOUGH, FEWEST_REPEATS, IDLE_ROUNDS, OUTSIDE_SHARE
-from cost_models import Machine, Mesh, load_hardware
-from solvers import evaluate, solve
+from autopar.solvers import evaluate, solve
 from tests.search.requests import asked, budget
 
 SPLIT_WIDTH = {"module:layers.[0-9]": "R R S0"}

@@ -26,7 +26,7 @@ from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.memory.crossover import CrossoverRequest, solve_restricted
 from autopar.search.memory.memory_repair import count_bytes
 from autopar.search.settings import CROSSOVER_MOMENTS
-from solvers import solve
+from autopar.solvers import solve
 from tests.search.test_folding import folding, graph, machine
 
 PLANS = ("ddp", "fsdp", "megatron")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autopar.cli.target import load_target
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.importer import capture_graph
 from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
@@ -10,7 +11,6 @@ from autopar.search.driver.phase_table import Search
 from autopar.search.driver.state import UNLIMITED
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.overlap import LearnedOverlap
-from cost_models import Machine, Mesh, load_hardware
 from tests.search.requests import asked
 
 

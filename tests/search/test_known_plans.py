@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from autopar.cost_models import Hardware, Machine, Mesh, load_hardware
 from autopar.importer import capture_graph
 from autopar.search import SearchResult, find_plan
-from cost_models import Hardware, Machine, Mesh, load_hardware
 
 LATENCY = 1.0
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.schedule import Limits, memory, step_seconds
 from autopar.schedule.instructions import LEAN_LIMITS
 from autopar.schedule.legality import check_legal
@@ -16,7 +17,6 @@ from autopar.schedule.settings import LIMIT_LADDERS, NEAREST_RUNGS
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
-from cost_models import Machine, Mesh, load_hardware
 from tests.assignments import random_assignment
 from tests.graphs import random_graph
 from tests.schedule.cases import hardware_of

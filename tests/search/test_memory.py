@@ -12,6 +12,7 @@ import pytest
 
 import autopar
 from autopar import zoo
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.effort import unlimited
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
@@ -28,8 +29,7 @@ from autopar.search.ilp.model import Model
 from autopar.search.ilp.pair_memory import find_pairs
 from autopar.search.memory.memory_repair import CoverRows, count_bytes, measure_held_bytes, solve_fixed
 from autopar.sharding import ShardingSpec
-from cost_models import Machine, Mesh, load_hardware
-from solvers import INFINITE, Problem, evaluate, solve
+from autopar.solvers import INFINITE, Problem, evaluate, solve
 from tests.graphs import random_graph, random_schedule
 
 MESHES = ("x=4", "x=2,y=2")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from autopar import zoo
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.graph import Graph
 from autopar.importer import capture_graph
 from autopar.schedule import Limits, Schedule, make_schedule, memory, ordered, step_seconds
@@ -15,8 +16,7 @@ from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
-from cost_models import Machine, Mesh, load_hardware
-from solvers import INFINITE, Problem, evaluate, solve
+from autopar.solvers import INFINITE, Problem, evaluate, solve
 from tests.graphs import random_schedule
 
 LEAN = Limits(0, 0, 0)

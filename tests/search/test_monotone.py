@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.cost_models import Hardware, Machine
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph
 from autopar.search import SearchResult, find_plan
-from cost_models import Hardware, Machine
 from tests.strategies import SEEDS, SMALL_MESHES, small_graph, small_machine, small_pins
 
 TOLERANCE = 0.05

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import find_rule, strategies
@@ -19,7 +20,6 @@ from autopar.search.coarsening.merged_axes import axis_merges
 from autopar.search.coarsening.one_axis import one_axis_neighbourhood
 from autopar.search.settings import PROOF
 from autopar.sharding import Blocks, ShardingSpec
-from cost_models import Machine, Mesh, load_hardware
 from tests.search.small_graphs import small_graph, small_machine
 
 SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 16))]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.graph import Phase
 from autopar.schedule import Limits
 from autopar.schedule.limit_search import best_schedule
@@ -17,8 +18,7 @@ from autopar.search.ilp.build import build_model
 from autopar.search.ilp.critical_path import Dependencies, Path
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
-from cost_models import Machine, Mesh, load_hardware
-from solvers import solve
+from autopar.solvers import solve
 from tests.graphs import random_graph
 from tests.search.requests import uniform
 

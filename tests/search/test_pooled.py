@@ -17,7 +17,7 @@ from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
-from solvers import solve
+from autopar.solvers import solve
 from tests.search.small_graphs import small_machine
 from tests.search.test_again import chain, drawn, every_set, one_rank
 from tests.search.test_folding import folding, graph, machine

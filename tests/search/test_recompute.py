@@ -14,6 +14,7 @@ from torch import nn
 
 from autopar import api, compare, zoo
 from autopar.check import check
+from autopar.cost_models import Machine
 from autopar.graph import Graph
 from autopar.importer import capture_graph
 from autopar.options import parse_mesh, resolve_hardware
@@ -26,7 +27,6 @@ from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
 from autopar.target import Target
 from autopar.verify import verify
-from cost_models import Machine
 from tests.graphs import machine, plan_of
 
 LAYERS = 4

@@ -25,7 +25,7 @@ from autopar.search.ilp.critical_path import Path
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
 from autopar.search.settings import DUAL_LEAST_SHARE
-from solvers import solve
+from autopar.solvers import solve
 from tests.search.requests import asked, budget
 from tests.search.small_graphs import small_machine
 from tests.search.test_again import chain, drawn, every_set, one_rank

@@ -6,11 +6,11 @@ import random
 import numpy as np
 import pytest
 
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.graph import DTYPE_BYTES, Tensor
 from autopar.reshard import copied_alone, find_reshard
 from autopar.search.choices.reshard_tables import LARGE_BYTES, ReshardPricing
 from autopar.sharding import ShardingSpec
-from cost_models import Machine, Mesh, load_hardware
 from tests.reshard_cases import all_specs
 
 LINKS = ("network", "node")

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.errors import InfeasibleError, UsageError
 from autopar.graph import Graph
 from autopar.importer import capture_graph
 from autopar.schedule import Schedule
 from autopar.schedule.collectives import Part
 from autopar.search import SearchResult, find_plan
-from cost_models import Machine, Mesh, load_hardware
 
 
 class Block(nn.Module):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from autopar.cli.target import capture_target
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.schedule.limit_search import best_schedule
 from autopar.search import PROOF, find_plan
 from autopar.search.choices.pins import resolve_pins
@@ -20,8 +21,7 @@ from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence, Model
 from autopar.search.ilp.shared_reshards import FEW, SharedReshard, SharingProblem
 from autopar.search.settings import TIES
-from cost_models import Machine, Mesh, load_hardware
-from solvers import INFINITE, Problem, evaluate, solve
+from autopar.solvers import INFINITE, Problem, evaluate, solve
 from tests.search.brute_force import BruteForce
 from tests.search.small_graphs import small_graph, small_machine, small_pins
 

@@ -12,6 +12,7 @@ import autopar
 from autopar import zoo
 from autopar.check.parts import illegal
 from autopar.compare import explain
+from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.graph import Graph
 from autopar.importer import capture
 from autopar.report import summary
@@ -20,7 +21,6 @@ from autopar.search.choices.space import Space
 from autopar.search.choices.uneven import find_uneven_splits
 from autopar.search.coarsening.merged_axes import axis_merges
 from autopar.sharding import ShardingSpec
-from cost_models import Machine, Mesh, load_hardware
 
 
 def on(mesh: str, cost_model: str = "roofline") -> Machine:

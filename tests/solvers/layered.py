@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from solvers.arrays import Ints, offsets
-from solvers.problem import Problem
+from autopar.solvers.arrays import Ints, offsets
+from autopar.solvers.problem import Problem
 
 
 def layered(layers: int, width: int, choices: int, tightness: float = 0.3, seed: int = 0) -> Problem:

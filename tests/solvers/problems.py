@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from solvers import Problem, evaluate
+from autopar.solvers import Problem, evaluate
 
 FORBIDDEN = 10**18
 

@@ -7,13 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
-from solvers import dual_ascent, evaluate
-from solvers.dual_ascent import MemoryDual, no_messages
-from solvers.elimination_workspace import entries_visited, workspace
-from solvers.kernels import certify, pass_both, plan_order, sweep
-from solvers.pairwise import forbidding, pairs, total_cost
-from solvers.reduced_cost_fixing import fix_by_reduced_cost, reduced_costs
-from solvers.reduction import Core, unreduced
+from autopar.solvers import dual_ascent, evaluate
+from autopar.solvers.dual_ascent import MemoryDual, no_messages
+from autopar.solvers.elimination_workspace import entries_visited, workspace
+from autopar.solvers.kernels import certify, pass_both, plan_order, sweep
+from autopar.solvers.pairwise import forbidding, pairs, total_cost
+from autopar.solvers.reduced_cost_fixing import fix_by_reduced_cost, reduced_costs
+from autopar.solvers.reduction import Core, unreduced
 from tests.solvers.problems import brute_force, random_problem
 
 

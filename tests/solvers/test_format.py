@@ -11,7 +11,7 @@ from functools import reduce
 import numpy as np
 import pytest
 
-from solvers import Problem, ProblemError, evaluate, solve
+from autopar.solvers import Problem, ProblemError, evaluate, solve
 from tests.solvers.problems import brute_force, random_problem, shared_folder
 
 ARRAYS = ("node_ptr", "costs", "edges", "edge_ptr", "edge_costs", "item_ptr", "item_begin", "item_end", "item_usage")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from solvers import kernels
+from autopar.solvers import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 class Plain:
     def find_spec(self, name, path=None, target=None):
-        if not name.startswith("solvers.kernels.") or path is None:
+        if not name.startswith("autopar.solvers.kernels.") or path is None:
             return None
         file = str(Path(list(path)[0]) / (name.rpartition(".")[2] + ".py"))
         return spec_from_file_location(name, file, loader=SourceFileLoader(name, file))
@@ -30,8 +30,8 @@ sys.meta_path.insert(0, Plain())
 """
 
 ANSWERS = """
-from solvers import kernels, solve
-from solvers.pipeline import solve_pipeline
+from autopar.solvers import kernels, solve
+from autopar.solvers.pipeline import solve_pipeline
 from tests.solvers.layered import layered
 from tests.solvers.pipeline.problems import random_pipeline
 from tests.solvers.problems import random_problem

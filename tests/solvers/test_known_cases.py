@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from solvers import Problem, ProblemError, Status, evaluate, solve
+from autopar.solvers import Problem, ProblemError, Status, evaluate, solve
 from tests.solvers.problems import shared_folder
 
 NO = 10**18

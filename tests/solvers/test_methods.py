@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 
-from solvers import METHODS, Problem, Status, array_program, auto, evaluate, solve
-from solvers.incumbent import Incumbent
-from solvers.message_search import MessageSearch
-from solvers.reduction import unreduced
+from autopar.solvers import METHODS, Problem, Status, array_program, auto, evaluate, solve
+from autopar.solvers.incumbent import Incumbent
+from autopar.solvers.message_search import MessageSearch
+from autopar.solvers.reduction import unreduced
 from tests.solvers.layered import layered
 from tests.solvers.problems import brute_force, random_problem
 

@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from solvers import Problem, evaluate
-from solvers.kernels.constants import CONSTANT, INFEASIBLE, LOG, NEVER
-from solvers.memory import Items, drop_too_large, heavy_nodes, memory, rebuild
-from solvers.presolve_state import Network, undo
-from solvers.reduction import Core, network, propagate, reduce, remove_dominated
+from autopar.solvers import Problem, evaluate
+from autopar.solvers.kernels.constants import CONSTANT, INFEASIBLE, LOG, NEVER
+from autopar.solvers.memory import Items, drop_too_large, heavy_nodes, memory, rebuild
+from autopar.solvers.presolve_state import Network, undo
+from autopar.solvers.reduction import Core, network, propagate, reduce, remove_dominated
 from tests.solvers.problems import brute_force, random_problem
 
 

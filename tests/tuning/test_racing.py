@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from autopar.cost_models import Mesh
 from autopar.plan import Plan
 from autopar.runtime.compiling import start_process_group
 from autopar.runtime.groups import team_of
@@ -26,7 +27,6 @@ from autopar.tuning.racing import (
     rank_runs,
 )
 from autopar.verify.trials import silent
-from cost_models import Mesh
 from tests.graphs import two_layer_plan
 
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.compare import explain
+from autopar.cost_models import Hardware, load_hardware
 from autopar.plan import Plan
 from autopar.report.parallelism_words import ways
 from autopar.rules import expansion
 from autopar.target import Target
 from autopar.verify import verify
 from autopar.verify.launch import run_ranks
-from cost_models import Hardware, load_hardware
 
 BATCH, LENGTH, WIDTH = 1, 32, 16
 

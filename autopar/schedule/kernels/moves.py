@@ -20,7 +20,7 @@ from autopar.schedule.settings import (
     STALLS_AFTER,
     TRIES,
 )  # fmt: skip
-from solvers.arrays import Ints
+from autopar.solvers.arrays import Ints
 
 MASK = (1 << DRAW_BITS) - 1
 SHIFT, SHIFT_AT_STALL, PULL_TO_STALL, UNBUCKET, MERGE = range(5)

@@ -16,10 +16,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from autopar import pricing
+from autopar.cost_models import Machine
 from autopar.graph import Graph, Op, layer_of
 from autopar.rules import family, why_once
 from autopar.schedule import AGAIN, OUTPUT, Assignment, Layout
-from cost_models import Machine
 
 SCORES = 4
 """Dims of the softmax input in an attention that is not one operator: batch, heads, queries, keys."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from autopar.cost_models import Machine, Mesh
 from autopar.effort import Budget
 from autopar.search.bounds.memory_dual import lagrangian_bound
 from autopar.search.bounds.surrogate import Master
@@ -23,7 +24,6 @@ from autopar.search.folding.fold import Folding
 from autopar.search.folding.tied_model import tie_model
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.model import Model, Node
-from cost_models import Machine, Mesh
 
 
 def aggregated_memory_bound(space: Space, folding: Folding | None, limit: int, budget: Budget) -> float:

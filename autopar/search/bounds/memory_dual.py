@@ -36,7 +36,7 @@ from autopar.search.settings import (
     TIES,
 )
 from autopar.search.solving import solve
-from solvers import Status
+from autopar.solvers import Status
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 import pulp
 
+from autopar.cost_models import Machine
 from autopar.graph import Graph, Phase
 from autopar.rules import find_fusable_additions, issued_kernels
 from autopar.search.choices.space import Space
@@ -36,7 +37,6 @@ from autopar.search.folding.fold import Folding
 from autopar.search.ilp.critical_path import Path
 from autopar.search.ilp.model import Edge, Model, Priced
 from autopar.search.settings import PATH_GAIN
-from cost_models import Machine
 
 PHASES: tuple[Phase, ...] = ("forward", "backward")
 RUN_KINDS = ("op", "recompute")

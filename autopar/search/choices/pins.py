@@ -7,11 +7,11 @@ import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from autopar.cost_models import Mesh
 from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.schedule import OUTPUT
 from autopar.sharding import Blocks, ShardingSpec
-from cost_models import Mesh
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from autopar.cost_models import Machine
 from autopar.graph import DTYPE_BYTES, Tensor
 from autopar.reshard import Asked, Calls, find_ways
 from autopar.reshard.planning import alike, is_fine
 from autopar.rules import DENSE, Repeated
 from autopar.sharding import REDUCTIONS, ShardingSpec
-from cost_models import Machine
 
 LARGE_BYTES = 2.0**60
 """Bytes beside which a launch takes no time."""

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from autopar import pricing
+from autopar.cost_models import Machine
 from autopar.effort import Budget
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, Op, Tensor
 from autopar.reshard.cuts import prime_cut
@@ -23,7 +24,6 @@ from autopar.search.choices.reshard_tables import ReshardPricing, axis_codes, sp
 from autopar.search.choices.uneven import UnevenSplits, find_uneven_splits, op_signature
 from autopar.search.settings import RESHARD_WORK, STRATEGY_WORK
 from autopar.sharding import ALL_ORDERS, Orders, ShardingSpec, Strategy, innermost_first, splits
-from cost_models import Machine
 
 CONTRACTION = "autopar.contract.default"
 IMPOSSIBLE = float("inf")

@@ -13,11 +13,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autopar.cost_models import Machine
 from autopar.graph import Graph, Op
 from autopar.rules import ShardingRule, find_rule
 from autopar.search.settings import UNEVEN_LARGEST, UNEVEN_WASTE
 from autopar.sharding import ShardingSpec
-from cost_models import Machine
 
 Shape = tuple[int, ...]
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from autopar.cost_models import Machine, Mesh
+from autopar.cost_models.collectives import KINDS
 from autopar.schedule import Assignment
 from autopar.search.choices.pins import Pins
 from autopar.sharding import InnerCollective, ShardingSpec, Strategy
-from cost_models import Machine, Mesh
-from cost_models.collectives import KINDS
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
+from autopar.cost_models import Machine
 from autopar.effort import DEFAULT_EFFORT, WORK_SECONDS, Budget, Effort, Meter, check_effort
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
@@ -41,8 +42,7 @@ from autopar.search.settings import (
 from autopar.search.telemetry import Telemetry
 from autopar.search.thresholds import USUAL_THRESHOLDS, Thresholds
 from autopar.sharding import ALL_ORDERS
-from cost_models import Machine
-from solvers import TooLargeError
+from autopar.solvers import TooLargeError
 
 
 @young_garbage_only()

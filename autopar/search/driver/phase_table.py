@@ -56,7 +56,7 @@ from autopar.search.settings import (
     TIGHT_GAP,
 )
 from autopar.search.solving import solve
-from solvers import INTERRUPTED
+from autopar.solvers import INTERRUPTED
 
 
 def bound_solve_gap(open_gap: float, bound: float, reachable: float) -> float:

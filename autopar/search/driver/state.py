@@ -44,7 +44,7 @@ from autopar.search.settings import (
 from autopar.search.solving import solve_interruptibly
 from autopar.search.telemetry import Telemetry
 from autopar.search.thresholds import USUAL_THRESHOLDS, Thresholds
-from solvers import INTERRUPTED, Problem, Solution, Status
+from autopar.solvers import INTERRUPTED, Problem, Solution, Status
 
 UNLIMITED = 2**62
 """Bytes that no plan needs."""

@@ -25,11 +25,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from autopar.cost_models import optimizer_bytes
 from autopar.graph import DTYPE_BYTES, Op
 from autopar.rules import is_alias, may_write_over, storage_roots
 from autopar.schedule import OUTPUT
 from autopar.sharding import ShardingSpec
-from cost_models import optimizer_bytes
 
 if TYPE_CHECKING:
     from autopar.search.ilp.model import Model, Reader

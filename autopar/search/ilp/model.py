@@ -41,7 +41,7 @@ from autopar.search.ilp.critical_path import Dependencies
 from autopar.search.ilp.scaling import Item, integers, largest
 from autopar.search.settings import TIES
 from autopar.sharding import ShardingSpec
-from solvers import Problem
+from autopar.solvers import Problem
 
 Kind = Literal["input", "op", "output", "layout", "saved", "recompute"]
 Side = Literal["ahead", "between", "behind"]

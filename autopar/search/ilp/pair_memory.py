@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar import pricing
+from autopar.cost_models import Machine
+from autopar.cost_models.collectives import STEP_KINDS
 from autopar.graph import DTYPE_BYTES, Tensor
 from autopar.reshard import cuts_inside, find_reshard, joins_inside
 from autopar.rules import repeats
 from autopar.search.ilp.memory_items import is_written_over
 from autopar.search.ilp.model import Edge, Model
 from autopar.sharding import ShardingSpec
-from cost_models import Machine
-from cost_models.collectives import STEP_KINDS
-from solvers import INFINITE
+from autopar.solvers import INFINITE
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from solvers import INFINITE, Problem
+from autopar.solvers import INFINITE, Problem
 
 Item = tuple[int, int, int]
 """Begin, end, bytes."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from autopar.search.ilp.model import InSequence, Model
 from autopar.sharding import ShardingSpec
-from solvers import INFINITE, Problem
+from autopar.solvers import INFINITE, Problem
 
 FEW = 2
 """Readers up to which one edge for each is exact: one of them may read the shared layout itself."""

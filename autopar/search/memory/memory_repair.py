@@ -21,7 +21,7 @@ from autopar.search.ilp.model import Model
 from autopar.search.ilp.pair_memory import PairCost, find_pairs
 from autopar.search.settings import RESERVE_GRAIN
 from autopar.search.solving import solve
-from solvers import INFINITE, Problem
+from autopar.solvers import INFINITE, Problem
 
 
 def count_bytes(problem: Problem, choices: np.ndarray, end: int) -> np.ndarray:

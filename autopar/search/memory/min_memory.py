@@ -25,7 +25,7 @@ from autopar.search.settings import (
     LEAST_MEMORY_STEPS,
 )
 from autopar.search.solving import solve
-from solvers import INFINITE, Problem, Status
+from autopar.solvers import INFINITE, Problem, Status
 
 
 def minimise_peak(

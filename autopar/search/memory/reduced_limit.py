@@ -32,7 +32,7 @@ from autopar.search.settings import (
     SOLVE_SHARE,
 )
 from autopar.search.solving import solve
-from solvers import Status
+from autopar.solvers import Status
 
 
 def solve_until_fits(search: SearchState, weights: Weights, gap: float) -> ScheduledPlan | None:

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from operator import le
 
-from solvers.pipeline.problem import Mode, PipelineProblem
+from autopar.solvers.pipeline.problem import Mode, PipelineProblem
 
 Counts = tuple[int, ...]
 Times = tuple[float, ...]

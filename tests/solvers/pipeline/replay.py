@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from solvers.pipeline import PipelinePlan, PipelineProblem
+from autopar.solvers.pipeline import PipelinePlan, PipelineProblem
 
 
 def replay(problem: PipelineProblem, plan: PipelinePlan) -> tuple[float, list[float]] | None:

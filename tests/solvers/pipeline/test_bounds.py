@@ -8,11 +8,11 @@ import math
 import pytest
 from hypothesis import given, settings
 
-from solvers.pipeline import Mode, PipelineProblem, solve_pipeline
-from solvers.pipeline.bounds import AllCuts, bound_cut, bound_memory, bound_sections, bound_total, bound_trips, round_up, step_unit
-from solvers.pipeline.chain import make_chain
-from solvers.pipeline.exact_orders import OrderSearch
-from solvers.pipeline.intervals import Intervals
+from autopar.solvers.pipeline import Mode, PipelineProblem, solve_pipeline
+from autopar.solvers.pipeline.bounds import AllCuts, bound_cut, bound_memory, bound_sections, bound_total, bound_trips, round_up, step_unit
+from autopar.solvers.pipeline.chain import make_chain
+from autopar.solvers.pipeline.exact_orders import OrderSearch
+from autopar.solvers.pipeline.intervals import Intervals
 from tests.solvers.pipeline.problems import all_cuts, shortest_order
 from tests.strategies import pipelines
 

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from solvers import ProblemError, TooLargeError
-from solvers.pipeline import Mode, PipelineProblem, load, solve_pipeline
-from solvers.pipeline.file_format import SOLUTION_SCHEMA, from_document, is_pipeline, to_document
+from autopar.solvers import ProblemError, TooLargeError
+from autopar.solvers.pipeline import Mode, PipelineProblem, load, solve_pipeline
+from autopar.solvers.pipeline.file_format import SOLUTION_SCHEMA, from_document, is_pipeline, to_document
 
 EXAMPLE = {
     "schema": "autopar.pipeline-problem/1",

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from solvers import Status
-from solvers.pipeline import Mode, PipelineProblem, simulate, solve_pipeline
-from solvers.pipeline import solving as solving_module
-from solvers.pipeline.incumbent import PipelineIncumbent
+from autopar.solvers import Status
+from autopar.solvers.pipeline import Mode, PipelineProblem, simulate, solve_pipeline
+from autopar.solvers.pipeline import solving as solving_module
+from autopar.solvers.pipeline.incumbent import PipelineIncumbent
 from tests.solvers.pipeline.problems import random_pipeline, shortest_order, shortest_step
 from tests.solvers.pipeline.replay import replay
 from tests.strategies import pipelines
@@ -92,7 +92,7 @@ def test_brute_force_needs_no_answer_to_begin_with(problem):
 @pytest.mark.parametrize("split", [False, True])
 def test_brute_force_agrees_with_every_order_written_out(split):
     """Two devices, two microbatches: all permutations of each device's operations."""
-    from solvers.pipeline import PipelinePlan, parse_orders
+    from autopar.solvers.pipeline import PipelinePlan, parse_orders
 
     problem = PipelineProblem(chain([1, 2], [3, 1], [1, 2], held=1), 2, 2, transfer=0.5, split=split, limit=2)
     kinds = problem.kinds

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from solvers import ProblemError
-from solvers.pipeline import (
+from autopar.solvers import ProblemError
+from autopar.solvers.pipeline import (
     Mode,
     Operation,
     PipelinePlan,
@@ -20,7 +20,7 @@ from solvers.pipeline import (
     simulate,
     solve_pipeline,
 )  # fmt: skip
-from solvers.pipeline.timetable import PREDICATES, needs
+from autopar.solvers.pipeline.timetable import PREDICATES, needs
 from tests.solvers.pipeline.problems import random_pipeline
 from tests.solvers.pipeline.replay import replay
 from tests.strategies import pipelines
