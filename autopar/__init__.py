@@ -5,8 +5,6 @@ Public names resolve on first use, so that ``import autopar`` and ``autopar --he
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +37,8 @@ __all__ = [
 _HOME = {
     "AutoparError": "autopar.errors",
     "Graph": "autopar.graph",
-    "Hardware": "cost_models",
-    "Mesh": "cost_models",
+    "Hardware": "autopar.cost_models",
+    "Mesh": "autopar.cost_models",
     "PipelinePlan": "autopar.pipeline_plan",
     "Plan": "autopar.plan",
     "ShardingSpec": "autopar.sharding",
@@ -80,29 +78,6 @@ set_views({
 })  # fmt: skip
 
 
-def _own_siblings() -> None:
-    """Stops when another package named ``solvers`` or ``cost_models`` comes first on the path: its code would run instead of ours.
-
-    Raises:
-        AutoparError: naming the other path.
-    """
-    root = Path(__file__).resolve().parent.parent
-    for name in ("solvers", "cost_models"):
-        spec = find_spec(name)
-        found = [spec.origin] if spec and spec.origin else list(spec.submodule_search_locations or ()) if spec else []
-        if found and Path(found[0]).resolve() not in (root / name, root / name / "__init__.py"):
-            from autopar.errors import UsageError
-
-            error = UsageError(
-                f"another package named {name!r} at {found[0]} hides autopar's own in {root / name}",
-                "rename or remove the other one, or start Python from another folder",
-            )
-            if Path(sys.argv[0]).stem == "autopar":  # the command: words, not a trace
-                print(f"error: {error}", file=sys.stderr)
-                raise SystemExit(UsageError.exit_status)
-            raise error
-
-
 class _Package(ModuleType):
     """Keeps the public functions that share a submodule's name: importing ``autopar.plan`` does not hide ``autopar.plan(...)``."""
 
@@ -112,7 +87,6 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
-_own_siblings()
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ the whole search. What buys less than 0.3 % of step or bound on every case is to
 Each search runs in a process of its own, forked from one that has captured the model. CPU seconds are those of that process.
 
     pip install '.[models]'
-    python -P benchmarks/ablation.py [--cases GLOB ...] [--without NAME ...|all] [--effort normal] [--time-limit S] [--json FILE]
+    python benchmarks/ablation.py [--cases GLOB ...] [--without NAME ...|all] [--effort normal] [--time-limit S] [--json FILE]
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from autopar.graph import Graph
     from autopar.search import SearchResult
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # before this folder, whose solvers.py is not the package
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 ZOO = (
     "zoo:mlp,layers=8", "zoo:gpt2,layers=8", "zoo:llama3,layers=8", "zoo:moe,layers=8", "zoo:llama3-8b,layers=8,batch=8,seq=4096",

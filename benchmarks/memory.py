@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from autopar.search import SearchResult
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # before this folder, whose solvers.py is not the package
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 SHARES = (1.0, 0.8, 0.6, 0.4)
 RUNGS = 20

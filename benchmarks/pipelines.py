@@ -5,7 +5,7 @@
 Chains of the shapes of Llama 3: equal layers of f 1 and b 2, an embedding of no seconds, a head of as many layers as its share of the work.
 A layer holds 1 for each microbatch in flight; M is what a device may hold. Steps are in seconds of that unit.
 ``equal``: as many layers on each stage, the first stages having the remainder, 1F1B. ``counted``: embedding and head count as a layer each.
-A plan that M does not fit has no step. ``--without`` solves each again with another number of ``solvers.pipeline.settings``.
+A plan that M does not fit has no step. ``--without`` solves each again with another number of ``autopar.solvers.pipeline.settings``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # before this folder, whose solvers.py is not the package
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autopar.solvers import ProblemError
 from autopar.solvers.pipeline import Mode, Operation, PipelinePlan, PipelineProblem, simulate, solve_pipeline

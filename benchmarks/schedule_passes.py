@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 SOURCE = os.environ.get("AUTOPAR_SOURCE", str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, SOURCE)  # before this folder, whose solvers.py is not the package
+sys.path.insert(0, SOURCE)
 
 if TYPE_CHECKING:
     from autopar.cost_models import Machine

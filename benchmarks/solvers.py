@@ -8,7 +8,7 @@
 FOLDER holds ``*-X.json`` or ``*-X.json.gz``. ``--planned`` writes the three largest integer programs of a search there.
 Each run is a process of its own: seconds count from its start, and the peak memory is its own.
 The time limit of a known instance is the contest's times ``--share``; the work is ``--cores`` times as much, or ``--work``.
-``--without`` solves each instance again without a part (``solvers.settings.PARTS``) or with another number, and prints the change.
+``--without`` solves each instance again without a part (``autopar.solvers.settings.PARTS``) or with another number, and prints the change.
 What changes cost and bound by less than 0.3 % on every instance is to go.
 """
 
@@ -24,7 +24,7 @@ import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # before this folder, whose solvers.py is not the package
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 PUBLISHED = {
     "A": (60, 6548641531), "B": (60, 532843), "G": (120, 217039), "K": (180, 2274276676),

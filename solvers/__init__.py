@@ -18,10 +18,10 @@ The road of ``solve(problem)``:
     solution                     what ``solve`` returns
     kernels                      the loops in which the time goes, compiled where a compiler is there
 
-``solvers.pipeline`` is a problem of its own: layers cut into stages, and the orders of their microbatches.
+``autopar.solvers.pipeline`` is a problem of its own: layers cut into stages, and the orders of their microbatches.
 
 Budgets are *work*: counted, so that the same problem, seed and work give the same answer on every machine, whatever its load.
-``import solvers`` loads no solver: names resolve on first use, so that a command line starts fast.
+Importing it loads no solver: names resolve on first use, so that a command line starts fast.
 """
 
 from importlib import import_module

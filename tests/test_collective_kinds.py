@@ -22,7 +22,7 @@ from tests.test_layout import ROOT, sources
 RANKS, FULL = 4, 32
 
 MAY_NAME = {
-    "cost_models/collectives.py": "the records",
+    "autopar/cost_models/collectives.py": "the records",
     "autopar/runtime/backends.py": "how each backend runs a kind",
     "autopar/reshard/moves.py": "which moves there are",
     "autopar/reshard/trees.py": "moves to and from the class of a permute",

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import doctest
 import importlib
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-MODULES = [
-    ".".join(file.relative_to(ROOT).with_suffix("").parts)
-    for package in ("autopar", "cost_models", "solvers")
-    for file in sorted((ROOT / package).rglob("*.py"))
-    if ">>> " in file.read_text()
-]
+from tests.test_layout import ROOT, sources
+
+MODULES = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in sources() if ">>> " in file.read_text()]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -1,7 +1,7 @@
 """Measures this machine as the ranks of a step see it -> Hardware: what ``autopar profile`` does.
 
 Every rank runs the same measurements at the same time, because that is what a step is: ranks share cores, caches, memory and links. Fits
-are ``cost_models.fitting``'s.
+are ``autopar.cost_models.fitting``'s.
 
 profiling    the profile from start to end
 clock        seconds of a call, on a rank whose fellows compute as well

@@ -1,7 +1,7 @@
 """``plan_pipeline``: a cut, a plan of each stage, and a timetable, on one stage mesh; with a bound over all cuts and orders.
 
 1. The whole microbatch graph is planned on one stage mesh. Its layouts are those in which values cross. Its bound bounds every pipeline.
-2. The chain of units, with their seconds and bytes in that plan, is cut by ``solvers.pipeline`` within the memory limit.
+2. The chain of units, with their seconds and bytes in that plan, is cut by ``autopar.solvers.pipeline`` within the memory limit.
 3. Each stage is planned as a graph of its own, under the limit that its microbatches in flight leave.
 4. With the stages' own figures the timetable is solved once more, and the chain is cut again with units scaled by them. The best is kept.
 """

@@ -11,7 +11,7 @@ from autopar.solvers import INTERRUPTED, Problem, Solution
 
 
 def solve(problem: Problem, budget: Budget, **options: Any) -> Solution:
-    """``solvers.solve`` within a budget, which is charged.
+    """``autopar.solvers.solve`` within a budget, which is charged.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C, which ends the phase that this solve belongs to.

@@ -92,7 +92,7 @@ class Space:
     """Choices and prices of one graph on one machine, cached by operator signature.
 
     Args:
-        optimizer: see ``cost_models.find_optimizer``.
+        optimizer: see ``autopar.cost_models.find_optimizer``.
         pins: specs that the user fixed.
         unknown: targets without a rule, with the place of one such operator.
         only_strategies, only_inputs: the strategies of each operator and the specs of each graph input, by name, if the search is
