@@ -150,7 +150,7 @@ def test_functions_are_not_hidden_by_modules_of_their_name() -> None:
 
 
 OWN = """
-from autopar import solvers, cost_models
+import solvers, cost_models
 
 assert solvers.WHOSE == cost_models.WHOSE == "theirs"
 
@@ -160,7 +160,7 @@ def target():
 """
 PLANS = """
 import sys
-from autopar import solvers
+import solvers
 from model import target
 from autopar.cli.main import main
 
