@@ -21,7 +21,7 @@ from autopar.report.parallelism_words import Way, differing, meanings, ways
 from autopar.report.planning_command import planning_command, unsaid
 from autopar.report.tables import Table
 from autopar.report.timeline import bars, layers, levels, streams
-from autopar.report.utilisation import utilisation
+from autopar.report.utilisation import utilisation, utilisation_tile
 
 LEVELS = 4000
 """Levels of memory that are drawn, at most: of more that follow each other the highest."""
@@ -117,7 +117,7 @@ def _tiles(plan: Plan) -> str:
             units.size(predicted.peak_memory_bytes_per_rank),
             f"per rank at the peak, {units.percent(used)} of the limit of {units.size(plan.memory_limit_bytes_per_rank)}",
         ),
-        *_exposed(plan), *_utilisation(plan),
+        *_exposed(plan), *utilisation_tile(utilisation(plan)),
         (units.size(predicted.received_bytes_per_rank), "received per rank and step"),
         (" x ".join(f"{name}={size}" for name, size in plan.mesh.items()), f"mesh on {plan.hardware.get('name')}"),
     ))  # fmt: skip
@@ -129,14 +129,6 @@ def _exposed(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.created_by.execution is None and plan.created_by.cost_model != "communication" and predicted.communication_seconds:
         waits = max(predicted.step_seconds - predicted.compute_seconds - predicted.optimizer_seconds, 0.0)
         yield units.seconds(waits), f"exposed, of {units.seconds(predicted.communication_seconds)} of communication"
-
-
-def _utilisation(plan: Plan) -> Iterator[tuple[str, str]]:
-    """The share of the peak that the model's operations reach."""
-    found = utilisation(plan)
-    if found is not None:
-        peak = f"{found.peak / 1e12:.4g} TFLOP/s in {found.dtype}"
-        yield f"{100 * found.share:.3g} % MFU", f"of {peak} a device; recomputation left out"
 
 
 def _mesh(plan: Plan, rows: Sequence[Way]) -> str:

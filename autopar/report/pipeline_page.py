@@ -12,6 +12,7 @@ from autopar.report.pipeline import overview, stages
 from autopar.report.pipeline_timetable import pipeline_svg
 from autopar.report.planning_command import planning_command, unsaid
 from autopar.report.tables import Table
+from autopar.report.utilisation import pipeline_utilisation, utilisation_tile
 
 
 def pipeline_html(plan: PipelinePlan) -> str:
@@ -42,6 +43,7 @@ def _tiles(plan: PipelinePlan) -> str:
         (gap, f"no pipeline on this mesh takes less than {units.seconds(objective.bound_seconds)}"),
         (units.size(peak), f"per rank in the fullest stage, {used} of the limit of {units.size(limit)}"),
         (units.percent(idle), "of the step in which even the busiest stage is idle"),
+        *utilisation_tile(pipeline_utilisation(plan)),
         (f"{len(plan.stages)} stages", f"{plan.microbatches} microbatches"),
         (" x ".join(f"{name}={size}" for name, size in plan.mesh.items()), f"mesh on {plan.hardware.get('name')}"),
     ))  # fmt: skip

@@ -22,6 +22,12 @@ NUMBERED = 16
 """Pixels of the narrowest bar with its microbatch in it."""
 
 
+_DARK = (
+    "<style>@media (prefers-color-scheme:dark){.timetable{fill:#e6e6e6}.timetable .paper{fill:#16181c}.timetable .row{fill:#2a2e35}"
+    ".timetable .note{fill:#a8adb5}}</style>"
+)
+
+
 class StageBar(NamedTuple):
     """An action over time, in seconds: ``kind`` is a key of ``KINDS``; the optimizer's step has no microbatch."""
 
@@ -74,9 +80,9 @@ def pipeline_svg(plan: PipelinePlan) -> str:
     height = top + ROW * len(plan.stages) + 2.4 * LINE
     parts = [*_title(plan), *_rows(plan, bars, scale, top), *_key(top + ROW * len(plan.stages) + 0.4 * LINE)]
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" font-family="system-ui, sans-serif" font-size="13" '
-        f'fill="#1c1c1c" role="img" aria-label="{escape(f"timetable of {plan.model.target}")}">'
-        f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="timetable" viewBox="0 0 {WIDTH} {height:.0f}" font-family="system-ui, sans-serif" '
+        f'font-size="13" fill="#1c1c1c" role="img" aria-label="{escape(f"timetable of {plan.model.target}")}">'
+        f'{_DARK}<rect width="100%" height="100%" class="paper" fill="white"/>{"".join(parts)}</svg>\n'
     )
 
 
@@ -85,14 +91,14 @@ def _title(plan: PipelinePlan) -> Iterator[str]:
     words = f"{plan.model.target} on {mesh}, {plan.hardware.get('name')}, {plan.microbatches} microbatches"
     figures = f"{units.seconds(plan.objective.seconds)} a step; no pipeline takes less than {units.seconds(plan.objective.bound_seconds)}"
     yield _text(LEFT, 1.1 * LINE, words, "font-weight='600' font-size='15'")
-    yield _text(LEFT, 2.3 * LINE, figures, "fill='#5a5a5a'")
+    yield _text(LEFT, 2.3 * LINE, figures, "class='note' fill='#5a5a5a'")
 
 
 def _rows(plan: PipelinePlan, bars: tuple[StageBar, ...], scale: float, top: float) -> Iterator[str]:
     for stage in range(len(plan.stages)):
         y = top + ROW * stage
         yield _text(LEFT - 8, y + ROW / 2 + 2, f"stage {stage}", "text-anchor='end'")
-        yield f'<rect x="{LEFT}" y="{y:.1f}" width="{WIDTH - LEFT - RIGHT}" height="{ROW - 6}" fill="#f4f5f7"/>'
+        yield f'<rect x="{LEFT}" y="{y:.1f}" width="{WIDTH - LEFT - RIGHT}" height="{ROW - 6}" class="row" fill="#f4f5f7"/>'
     for bar in bars:
         x, y, width = LEFT + bar.begin * scale, top + ROW * bar.stage, (bar.end - bar.begin) * scale
         colour = KINDS[bar.kind][0]
@@ -113,7 +119,7 @@ def _key(y: float) -> Iterator[str]:
         yield f'<rect x="{x:.0f}" y="{y:.1f}" width="12" height="12" fill="{colour}"/>'
         yield _text(x + 18, y + 11, name, "")
         x += 110
-    yield _text(x, y + 11, "idle where grey; a number is a microbatch", "fill='#5a5a5a'")
+    yield _text(x, y + 11, "idle where grey; a number is a microbatch", "class='note' fill='#5a5a5a'")
 
 
 def _text(x: float, y: float, words: str, how: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autopar.cost_models import CostModelError, Hardware
 from autopar.errors import AutoparError
 from autopar.graph import Op, Tensor, from_json
+from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
 from autopar.rows import OpPlan
 from autopar.rules import flops
@@ -48,6 +50,23 @@ def utilisation(plan: Plan) -> Utilisation | None:
     dtype = max(by_dtype, key=by_dtype.__getitem__)
     peak = peaks.peak(dtype)
     return Utilisation(total, dtype, peak, total / (plan.predicted.step_seconds * math.prod(plan.sizes) * peak))
+
+
+def pipeline_utilisation(plan: PipelinePlan) -> Utilisation | None:
+    """MFU of a pipeline's step, over all stages and their idle time. None where a stage has none."""
+    stages = [utilisation(stage.plan) for stage in plan.stages]
+    found = [stage for stage in stages if stage is not None]
+    if len(found) < len(stages) or plan.objective.seconds <= 0:
+        return None
+    total, most = sum(stage.flops for stage in found), max(found, key=lambda stage: stage.flops)
+    return Utilisation(total, most.dtype, most.peak, total / (plan.objective.seconds * math.prod(plan.mesh.values()) * most.peak))
+
+
+def utilisation_tile(found: Utilisation | None) -> Iterator[tuple[str, str]]:
+    """The share as a figure with its words; nothing where there is none."""
+    if found is not None:
+        peak = f"{found.peak / 1e12:.4g} TFLOP/s in {found.dtype}"
+        yield f"{100 * found.share:.3g} % MFU", f"of {peak} a device; recomputation left out"
 
 
 def _operations(plan: Plan) -> dict[str, float]:

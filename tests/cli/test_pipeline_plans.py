@@ -14,6 +14,7 @@ import pytest
 from autopar.check.pipelines import check_pipeline
 from autopar.pipeline_plan import PipelinePlan
 from autopar.report.pipeline_timetable import pipeline_svg
+from autopar.report.utilisation import pipeline_utilisation, utilisation
 from tests.cli.running import autopar, refused
 from tests.report.pages import read_page
 
@@ -84,6 +85,10 @@ def test_the_page_has_the_timetable_the_stages_and_the_plan_of_each(plan: Path, 
     assert [one["limit"] for one in data] == [stage.plan.memory_limit_bytes_per_rank for stage in saved.stages]
     assert all(one["bars"] and one["mesh"]["ways"] for one in data), "each stage is drawn from its own plan"
     assert f"autopar plan {TARGET} --mesh pp=2,dp=1" in text and f"--stages {saved.cut[0]}" in text
+    used, stages = pipeline_utilisation(saved), [utilisation(stage.plan) for stage in saved.stages]
+    assert used is not None and f"{100 * used.share:.3g} % MFU" in text
+    done = sum(stage.flops for stage in stages if stage is not None)
+    assert used.flops == done and used.share == pytest.approx(done / (saved.objective.seconds * 2 * used.peak)), "of both ranks' step"
     assert pipeline_svg(saved).strip() in text and not re.search(r"https?:(?!//www.w3.org/2000/svg)|@import|url\(", text)
 
 

@@ -8,6 +8,7 @@ from importlib.resources import files
 
 import pytest
 
+from autopar.report import pipeline_timetable, plot
 from autopar.report.colours import CURVES, KINDS, PARTS, contrast, luminance, text_on
 
 TEXT = 4.5
@@ -64,3 +65,11 @@ def test_words_are_read_on_the_page_in_light_and_dark(dark: bool) -> None:
         for words in ("ink", "note", "limit", "link"):
             assert contrast(full[words], full[ground]) >= TEXT, (words, ground)
     assert min(contrast(full[name], full["paper"]) for name in ("bar", "quiet")) >= GRAPHIC
+
+
+@pytest.mark.parametrize("style", [plot._STYLE, pipeline_timetable._DARK], ids=["plots", "timetables"])
+def test_words_are_read_on_drawings_in_the_dark(style: str) -> None:
+    dark = style.partition("prefers-color-scheme:dark")[2]
+    paper = re.search(r"\.paper\{fill:(#\w{6})\}", dark)
+    inks = re.findall(r"(?:text|timetable|\.note)\{fill:(#\w{6})\}", dark)
+    assert paper is not None and len(inks) == 2 and min(contrast(ink, paper[1]) for ink in inks) >= TEXT
