@@ -7,12 +7,14 @@ alone, as long as the time limit does not cut it; ``Meter.cut`` says if it did.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Final, Literal
 
-from autopar.errors import UsageError
+from autopar.errors import AutoparError, UsageError
 
 Effort = Literal["low", "normal", "high"]
 """A level of effort."""
@@ -30,6 +32,32 @@ WORK_SECONDS: Final[Mapping[Effort, float]] = {"low": 15.0, "normal": 45.0, "hig
 GRACE_SHARE, GRACE_SECONDS = 0.05, 0.25
 """Share of the time limit, and seconds, beyond it in which a search may still come to its first plan."""
 
+LEAST_CPU_SECONDS = 0.5
+"""CPU seconds of a search before which the share of the machine that it gets is not known."""
+
+MOST_ENDING = 0.5
+"""Share of the time limit that is kept at most for what follows the search."""
+
+
+_ending: ContextVar[tuple[float, AutoparError] | None] = ContextVar("ending", default=None)
+"""The deadline of what runs, of ``perf_counter``, and the error for it."""
+
+
+@contextmanager
+def within(deadline: float, error: AutoparError) -> Iterator[None]:
+    """Inside it ``check_deadline`` raises the error once the deadline, of ``perf_counter``, has passed."""
+    token = _ending.set((deadline, error))
+    try:
+        yield
+    finally:
+        _ending.reset(token)
+
+
+def check_deadline() -> None:
+    """For steps that count no work. Raises the error of ``within``: its deadline has passed."""
+    ending = _ending.get()
+    if ending is not None and perf_counter() >= ending[0]:
+        raise ending[1]
 
 
 def check_effort(effort: str) -> Effort:
@@ -49,10 +77,11 @@ class Meter:
 
     Args:
         time_limit: seconds from now on at which the search is cut off.
+        ending_seconds: CPU seconds of what the time limit holds after the search. On a busy machine they take longer.
     """
 
-    def __init__(self, time_limit: float) -> None:
-        self.began = perf_counter()
+    def __init__(self, time_limit: float, ending_seconds: float = 0.0) -> None:
+        self.began, self._cpu_began, self._ending_seconds = perf_counter(), process_time(), ending_seconds
         self.time_limit = time_limit
         self.spent = 0.0
         """Work seconds."""
@@ -74,7 +103,9 @@ class Meter:
     def seconds_left(self) -> float:
         """Wall-clock seconds until the time limit, with its grace while there is no plan; negative after it."""
         grace = 0.0 if self.has_plan else GRACE_SHARE * self.time_limit + GRACE_SECONDS
-        return self.time_limit + grace - self.seconds
+        seconds = self.seconds
+        slowness = max(seconds / max(process_time() - self._cpu_began, LEAST_CPU_SECONDS), 1.0)
+        return self.time_limit + grace - seconds - min(self._ending_seconds * slowness, MOST_ENDING * self.time_limit)
 
     def used_up(self) -> tuple[str, str]:
         """What to say where a search ends without a plan, and the hint: the time limit cut it, or its work is used up."""

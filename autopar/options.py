@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from autopar.cost_models import COST_MODELS, EXECUTIONS, CostModelError, Execution, Hardware, Mesh, find_optimizer, load_hardware
@@ -50,6 +51,7 @@ class PlanOptions:
         microbatches: a number, or ``auto``.
         execute: the way of execution whose host is priced; None for a host that takes no time.
         time_limit: seconds for the whole call.
+        began: when the call began, of ``perf_counter``.
         progress: called with (seconds of the best plan, bound, gap, elapsed seconds).
         name: what plans call the model; its class where None.
         candidates: number of distinct plans to find, plans by hand among them, for runs that measure them.
@@ -72,6 +74,7 @@ class PlanOptions:
     execute: Execution | None = None
     effort: Effort = DEFAULT_EFFORT
     time_limit: float = 60.0
+    began: float = field(default_factory=perf_counter, compare=False)
     seed: int = 0
     progress: Progress | None = None
     name: str | None = None
@@ -90,6 +93,11 @@ class PlanOptions:
         check_seed(self.seed)
         if self.microbatches != AUTO:
             check_number(self.microbatches)
+
+    @property
+    def deadline(self) -> float:
+        """When the time limit passes, of ``perf_counter``."""
+        return self.began + self.time_limit
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:

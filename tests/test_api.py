@@ -286,12 +286,31 @@ def test_a_time_limit_that_passes_before_the_search_names_the_stage(graph: autop
     assert autopar.plan(graph, mesh="dp=2", time_limit=1e-6).baselines, "a plan written by hand is an answer"
 
 
+def test_a_capture_ends_at_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the midst of the model, and as a time limit, not as a fault of the model's."""
+    ran: list[int] = []
+    late = [False]
+
+    class Counting(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in range(100):
+                late[0] = layer >= 10
+                ran.append(layer)
+                x = torch.relu(x + layer)
+            return x.sum()
+
+    monkeypatch.setattr("autopar.effort.perf_counter", lambda: 1e12 if late[0] else 0.0)
+    with pytest.raises(TimeLimitError, match=r"^the time limit of 900 s passed before the model was captured\nhint: allow"):
+        autopar.plan(Counting(), (X,), mesh="dp=2", time_limit=900.0)
+    assert len(ran) < 20
+
+
 def test_a_time_limit_that_passes_later_is_named_with_the_time_of_the_capture(monkeypatch) -> None:
     def late(*args: object, **options: object) -> None:
         raise TimeLimitError("no plan was found in 55.9 s", "wait")
 
     monkeypatch.setattr("autopar.search.find_plan", late)
-    with pytest.raises(TimeLimitError, match=r"900 s passed, [\d.]+ s of it while the model was captured: no plan was found in 55.9 s"):
+    with pytest.raises(TimeLimitError, match=r"900 s passed, [\d.]+ s of it until the model was captured: no plan was found in 55.9 s"):
         autopar.plan(Block(), (X,), loss=square, loss_args=(Y,), mesh="dp=2", time_limit=900.0)
 
 

@@ -14,6 +14,7 @@ from functools import wraps
 from importlib import import_module
 from typing import Any
 
+from autopar.cli.clock import start_clock
 from autopar.cli.terminal import discard_output, fail, open_closed_streams, out
 from autopar.cli.words import check_words
 
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     A thread of gloo may still hold tensors of the last collective, for whose end it asks the interpreter. Python 3.11 aborts the process if
     that comes while it ends ("terminate called without an active exception"). A rank that failed must be gone for the others to notice.
     """
+    start_clock(with_process=arguments is None)
     if arguments is None:
         open_closed_streams()
     status = _main(list(sys.argv[1:] if arguments is None else arguments))

@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from autopar import report
+from autopar.cli.clock import command_began
 from autopar.cli.files import check_apart, check_writable, write_result
 from autopar.cli.planning import (
     ComputeDtypeOption,
@@ -93,7 +94,7 @@ def plan(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=read_mode(mode), compute_dtype=compute_dtype,
         optimizer=optimizer, pins=open_pins(pin or []), inputs=read_inputs(inputs), cost_model=cost_model, recompute=recompute,
         microbatches=read_microbatches(microbatches), execute=read_execution(execute), effort=check_effort(effort),
-        time_limit=time_limit, seed=seed,
+        time_limit=time_limit, seed=seed, began=command_began(),
     )  # fmt: skip
     memory_limit = read_memory_limit(memory, options.hardware)
     say_hardware(hardware)

@@ -6,13 +6,12 @@ The time limit counts from the start of the process.
 from __future__ import annotations
 
 import json as json_format
-import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autopar.cli.clock import command_seconds
 from autopar.cli.files import check_writable, write_result
 from autopar.cli.pipelines import solve_pipeline_file
 from autopar.cli.terminal import Line, out
@@ -48,7 +47,7 @@ def solve(
         check_writable(output, problem)
     say_slow_solver()
     read = _read(problem)
-    left = max(0.1, time_limit - _process_seconds())
+    left = max(0.1, time_limit - command_seconds())
     if not isinstance(read, solvers.Problem):
         if method != "auto":
             raise UsageError(f"{problem} is a pipeline, which method {method} does not solve", "leave --method out")
@@ -89,7 +88,7 @@ def _report(found: Any) -> dict[str, Any]:
         "bound": found.bound,
         "gap": found.gap,
         "status": found.status.value,
-        "solve_seconds": round(_process_seconds(), 3),
+        "solve_seconds": round(command_seconds(), 3),
         "peak_usage": found.peak_usage,
     }
 
@@ -115,12 +114,3 @@ def _progress(line: Line) -> Any:
         line.say(f"{seconds:7.1f} s  bound {bound}  best {cost}")
 
     return show
-
-
-def _process_seconds() -> float:
-    """Seconds since this process started; where the system does not say, the CPU time it has used."""
-    try:
-        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
-    except (OSError, ValueError, AttributeError, IndexError):
-        return time.process_time()

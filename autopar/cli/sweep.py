@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from autopar.cli.clock import command_began
 from autopar.cli.files import check_writable, write_result
 from autopar.cli.planning import (
     ComputeDtypeOption,
@@ -77,7 +78,7 @@ def sweep(
         hardware=machine, devices=grid.devices[0], mode=read_mode(mode), compute_dtype=compute_dtype, optimizer=optimizer,
         pins=open_pins(pin or []), inputs=read_inputs(inputs), cost_model=cost_model, recompute=recompute,
         microbatches=read_microbatches(microbatches), execute=read_execution(execute), effort=check_effort(effort),
-        time_limit=time_limit, seed=seed,
+        time_limit=time_limit, seed=seed, began=command_began(),
     )  # fmt: skip
     say_hardware(hardware)
     found = sweep_target(target, options, grid, _say)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from autopar.errors import AutoparError, CaptureError
+from autopar.errors import AutoparError, CaptureError, TimeLimitError
 
 _OURS = str(Path(__file__).resolve().parents[1])
 _ZOO = os.path.join(_OURS, "zoo")
@@ -96,12 +96,16 @@ def diagnosed(step: str, running: Callable[[], tuple[str, int] | None] = lambda:
     try:
         with _quiet():
             yield
+    except TimeLimitError:
+        raise
     except AutoparError as error:
         place = running()
         if place is None or error.message.startswith(place[0]):
             raise
         raise type(error)(at_line(error.message, place), error.hint) from None
     except Carried as carried:
+        if isinstance(carried.error, TimeLimitError):
+            raise carried.error from None
         raise explain(carried.error, step, running()) from None
     except Exception as error:
         raise explain(error, step, running()) from None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar import torch_compat
+from autopar.effort import check_deadline
 from autopar.errors import CaptureError
 from autopar.importer.autograd_calls import OPERATOR, REFUSING, Users, with_hooks
 from autopar.importer.blocks import InBlocks
@@ -100,6 +101,7 @@ class DialectProgram(nn.Module):
         written: dict[torch.fx.Node, Any] = {}
         given = iter(inputs)
         for node in graph_module.graph.nodes:
+            check_deadline()
             if node.op == "placeholder":
                 values[node] = self.blocks.enter(node, next(given))
                 if _replaced_last(node):

@@ -13,6 +13,7 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from autopar import torch_compat
+from autopar.effort import check_deadline
 from autopar.importer.diagnosis import is_user_file
 
 _is_users = lru_cache(maxsize=4096)(is_user_file)
@@ -31,6 +32,7 @@ class MarkedLines(TorchFunctionMode):
         self.origin, self.replaced = origin, replaced
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        check_deadline()
         frame: Any = sys._getframe(1)
         while frame is not None and not _is_users(frame.f_code.co_filename):
             frame = None if frame.f_code.co_filename == _OUTERMOST else frame.f_back

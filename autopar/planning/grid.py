@@ -83,11 +83,10 @@ class SweptModel:
 
 def plan_sweep(target: Graph | Callable[..., Any], options: PlanOptions, grid: Grid, done: Callable[[Point], None]) -> Sweep:
     """The plans of a whole grid within the time limit. See ``plan_grid``."""
-    deadline = perf_counter() + options.time_limit
     for devices in grid.devices:
         replace(options, devices=devices)  # refuses a wrong number before the first plan
     swept = SweptModel(target, options)
-    points = plan_grid(grid, swept.capture, swept.open, deadline, done)
+    points = plan_grid(grid, swept.capture, swept.open, options.deadline, done)
     own_name = "graph" if isinstance(target, Graph) else str(getattr(target, "__name__", type(target).__name__))
     return Sweep(options.name or own_name, options.mode, points)
 

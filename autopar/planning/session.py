@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -15,6 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from autopar.cost_models import Machine
+from autopar.effort import check_deadline, within
 from autopar.ending import put_together
 from autopar.errors import AutoparError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
@@ -74,7 +76,7 @@ class PlanSession:
         pins: name to spec: the user's, and those that stand in the model.
         name: what the plans call the model.
         loss: the model's; plans remember it for ``compile``.
-        capture_seconds: spent on the capture, where it counts towards the time limit.
+        capture_seconds: until the capture ended, where it counts towards the time limit.
         deadline: when the time limit passes that the session was opened with, of ``perf_counter``.
         shared: what searches of one candidate with as many microbatches have in common, whatever the memory limit.
         results: of all searches, where candidates are asked for.
@@ -141,7 +143,7 @@ class PlanSession:
         except TimeLimitError as error:
             if not self.capture_seconds:
                 raise
-            capture = f"{self.capture_seconds:.1f} s of it while the model was captured"
+            capture = f"{self.capture_seconds:.1f} s of it until the model was captured"
             said = f"the time limit of {self.options.time_limit:g} s passed, {capture}"
             raise TimeLimitError(f"{said}: {error.message}", error.hint) from None
         if len(tried) > 1:
@@ -153,7 +155,8 @@ class PlanSession:
     def _plan_microbatches(self, memory_limit: int, tried: dict[int, SearchResult], number: int, allowance: Allowance) -> SearchResult:
         """The best plan with ``number`` microbatches, or that of an earlier call; kept in ``tried``."""
         began = perf_counter()
-        graph = self.captures.of(number)
+        with within(began + allowance.seconds, _passed_in_capture(self.options)):
+            graph = self.captures.of(number)
         if self.options.microbatches == AUTO and not graph.accumulation.whole:
             said = f"{number} microbatches and more are not tried: {graph.accumulation.reason}"
             warnings.warn(said, MicrobatchWarning, stacklevel=5)
@@ -241,7 +244,7 @@ def open_session(target: Target, options: PlanOptions, captures: Captures | None
         CaptureError: the model cannot be captured. UsageError: a pin that fits no mesh, or a number of microbatches that the step cannot be
             made of. TimeLimitError: the time limit passed meanwhile.
     """
-    began, given = perf_counter(), target.model
+    given = target.model
     if isinstance(given, Graph):
         if options.microbatches not in (1, given.microbatches):
             message = f"the graph is one of {given.microbatches} microbatches, asked are {options.microbatches}"
@@ -251,11 +254,12 @@ def open_session(target: Target, options: PlanOptions, captures: Captures | None
     else:
         made = captures or captures_of(target, mode=options.mode, compute_dtype=options.compute_dtype, pins=options.pins)
         graphs, numbers = made, made.numbers() if options.microbatches == AUTO else (check_number(options.microbatches),)
-    graph = graphs.of(numbers[0])
-    spent = 0.0 if isinstance(given, Graph) or captures is not None else perf_counter() - began
-    if spent >= options.time_limit:
-        message = f"the time limit of {options.time_limit:g} s passed while the model was captured, which took {spent:.1f} s"
-        raise TimeLimitError(message, "allow more time (--time-limit), or capture once and plan the graph")
+    here = not isinstance(given, Graph) and captures is None
+    with within(options.deadline, _passed_in_capture(options)) if here else nullcontext():
+        check_deadline()
+        graph = graphs.of(numbers[0])
+        check_deadline()
+    spent = perf_counter() - options.began if here else 0.0
     meshes = (*options.meshes, *options.spare_meshes)
     pins = {**written_pins(graph, meshes), **options.pins}
     if not isinstance(given, Graph):
@@ -265,7 +269,12 @@ def open_session(target: Target, options: PlanOptions, captures: Captures | None
     warn_hardware(options.hardware, meshes, options.cost_model)
     name = options.name or ("graph" if isinstance(given, Graph) else type(given).__name__)
     machines = tuple(Machine(mesh, options.hardware, options.cost_model, options.execute) for mesh in meshes)
-    return PlanSession(graphs, numbers, machines, options, pins, name, target.loss, spent, began + options.time_limit)
+    return PlanSession(graphs, numbers, machines, options, pins, name, target.loss, spent, options.deadline)
+
+
+def _passed_in_capture(options: PlanOptions) -> TimeLimitError:
+    message = f"the time limit of {options.time_limit:g} s passed before the model was captured"
+    return TimeLimitError(message, "allow more time (--time-limit), or capture once and plan the graph")
 
 
 def _is_enough(tried: Mapping[int, SearchResult], memory_limit: int) -> bool:

@@ -23,6 +23,9 @@ ROOMY = 0.5
 TIES = 1e-7
 """Share of a plan's cost that bytes times life may add to a problem, so that ties go to less memory."""
 
+WRITING_SECONDS = 5e-4
+"""CPU seconds for each operator to record the plan and write its file, kept from the time limit: twice those of Llama-3-8B, 32 layers."""
+
 # choices: enumeration and pricing
 
 STRATEGY_WORK, RESHARD_WORK = 35e-6, 8e-6

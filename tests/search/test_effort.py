@@ -11,14 +11,20 @@ from typing import Any
 import pytest
 
 from autopar import effort, solvers
-from autopar.effort import GRACE_SECONDS, GRACE_SHARE, Budget, Meter, unlimited
+from autopar.effort import GRACE_SECONDS, GRACE_SHARE, Budget, Meter, check_deadline, unlimited, within
+from autopar.errors import TimeLimitError
 from autopar.schedule.limit_search import LimitSearch
+from autopar.schedule.scheduled_plan import ScheduledPlan
 from autopar.search import SearchResult, find_plan, telemetry
+from autopar.search.choices.pins import resolve_pins
+from autopar.search.choices.space import Space
+from autopar.search.driver.phase_table import Search
+from autopar.search.ilp.build import build_model
 from autopar.search.phases import FailedPhaseWarning, Phase, run_phases
 from autopar.search.solving import solve
 from autopar.search.telemetry import PhaseRecord, Telemetry
 from autopar.solvers import Problem, Solution
-from tests.search.requests import budget
+from tests.search.requests import asked, budget
 from tests.search.small_graphs import small_graph, small_machine
 
 UNLIMITED = 2**62
@@ -99,6 +105,47 @@ def test_until_there_is_a_plan_the_time_limit_has_a_grace(now: list[float]) -> N
     assert waiting.seconds_left == pytest.approx(0.1 * GRACE)
     now[0] += 0.2 * GRACE
     assert waiting.expired
+
+
+def test_time_is_kept_for_what_follows_the_search(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much as it takes on this machine now: four times its CPU seconds where others leave a quarter of a core."""
+    cpu = [0.0]
+    monkeypatch.setattr("autopar.effort.process_time", lambda: cpu[0])
+    meter, other = Meter(LIMIT, ending_seconds=1.0), Meter(LIMIT)
+    meter.has_plan = other.has_plan = True
+    now[0] += 8.0
+    cpu[0] += 2.0
+    assert (meter.seconds_left, other.seconds_left) == pytest.approx((LIMIT - 8.0 - 4.0, LIMIT - 8.0))
+    cpu[0] += 8.0
+    assert meter.seconds_left == pytest.approx(LIMIT - 8.0 - 1.0), "threads do not make it shorter"
+    slow = Meter(LIMIT, ending_seconds=1e9)
+    assert slow.seconds_left == pytest.approx(LIMIT + GRACE - 0.5 * LIMIT), "half of the time at most"
+
+
+def test_a_deadline_ends_steps_that_count_no_work(now: list[float]) -> None:
+    error = TimeLimitError("too late", "wait")
+    with within(now[0] + 1.0, error):
+        check_deadline()
+        now[0] += 1.0
+        with pytest.raises(TimeLimitError, match="too late"):
+            check_deadline()
+    check_deadline()
+
+
+def test_the_last_local_search_is_left_out_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    improved: list[ScheduledPlan] = []
+    monkeypatch.setattr("autopar.search.driver.state.improve_plan", lambda plan, *rest, **more: improved.append(plan) or plan)
+    graph, machine = small_graph(1), small_machine(1, "2x2")
+    space = Space(graph, machine, "adamw", resolve_pins(graph, machine.mesh, {}))
+    search = Search(build_model(space), asked(UNLIMITED, gap=0.0, work=1.0), may_recompute=False)
+    search.run()
+    assert search.best is not None
+    search.bound = 0.0
+    search.improve_order(search.best)
+    assert improved == [search.best]
+    search.budget.meter.cut = True
+    search.improve_order(search.best)
+    assert improved == [search.best]
 
 
 def test_a_search_that_was_cut_stays_so(now: list[float]) -> None:

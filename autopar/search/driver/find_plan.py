@@ -38,6 +38,7 @@ from autopar.search.settings import (
     SOLVE_SHARE,
     USED_UP_SHARE,
     WHOLE_ENTRIES,
+    WRITING_SECONDS,
 )
 from autopar.search.telemetry import Telemetry
 from autopar.search.thresholds import USUAL_THRESHOLDS, Thresholds
@@ -89,7 +90,7 @@ def find_plan(
     """
     limit = int(machine.hardware.usable_bytes if memory_bytes is None else memory_bytes)
     steps = optimizer if graph.mode == "train" else "none"
-    meter = Meter(time_limit)
+    meter = Meter(time_limit, WRITING_SECONDS * len(graph.ops))
     telemetry = Telemetry(meter, frozenset(skip))
     budget = Budget(meter, WORK_SECONDS[check_effort(effort)] * effort_share)
     asked = SearchRequest(

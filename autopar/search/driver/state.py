@@ -270,7 +270,7 @@ class SearchState:
 
     def improve_order(self, found: ScheduledPlan, effort: int = FINAL_MOVES) -> ScheduledPlan:
         """A plan after local search with ``effort`` times the usual moves, if anything is left to gain."""
-        late = self.interrupted or (self.size.is_long and self.work_left <= 0)
+        late = self.interrupted or self.budget.meter.expired or (self.size.is_long and self.work_left <= 0)
         if self.request.draft or late or found.memory.peak > self.limit or self.open_gap <= self.request.gap:
             return found
         return improve_plan(found, self.model.space.optimizer, self.limit, self.budget, effort, keep_program_order=False)
