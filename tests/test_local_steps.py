@@ -67,7 +67,7 @@ def plain_and_placed() -> tuple[list[nn.Parameter], list[nn.Parameter], Callable
         return tensor.clone() if place is None else distribute_tensor(tensor.clone(), mesh, place)
 
     def set_gradients(parameters: Sequence[Any], turn: int, places: Sequence[Any]) -> None:
-        for tensor, value, place in zip(parameters, whole, places, strict=True):
+        for tensor, value, place in zip(parameters, whole, places, strict=False):
             tensor.grad = laid(torch.cos(value) + turn, place)
 
     placed = [nn.Parameter(laid(tensor, place)) for tensor, place in zip(whole, PLACES, strict=True)]
@@ -136,3 +136,35 @@ def test_what_is_still_a_sum_over_ranks_is_left_to_the_dispatcher(place: Any) ->
         return weight.full_tensor()[0].item()
 
     assert run_ranks(rank_main, 2) == [3.75 if place.is_replicate() else 7.75] * 2
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_of_gradients_steps_local_parts(fused: bool) -> None:
+    """It hands a fused optimizer the scale, by which that divides; a step with an infinite gradient on one rank is left out on all."""
+
+    def rank_main(rank: int) -> tuple[bool, list[str], list[float]]:
+        torch_compat.teach_dtensors()
+        plain, placed, set_gradients = plain_and_placed()
+        plain, placed = plain[:-1], placed[:-1]  # torch's scaler does not take plain tensors beside DTensors
+        scales: list[float] = []
+        seen: list[str] = []
+        for parameters, places in ((plain, [None] * 4), (placed, PLACES[:-1])):
+            optimizer, scaler = torch.optim.AdamW(parameters, lr=0.1, fused=fused), torch.amp.GradScaler("cpu", init_scale=4.0)
+            for turn in range(3):
+                scaler.scale(torch.ones(()))  # makes the scale
+                set_gradients(parameters, turn, places)
+                if turn == 2:
+                    gradient = parameters[0].grad
+                    if isinstance(gradient, DTensor):
+                        gradient.to_local()[-1] = float("inf") if rank == 1 else 1.0
+                    else:
+                        gradient[-1] = float("inf")
+                with Noticing() as noticing:
+                    scaler.step(optimizer)
+                scaler.update()
+                seen += noticing.seen
+            scales.append(scaler.get_scale())
+        updated = [name for name in seen if "_fused" in name or "addcdiv" in name]
+        return all(map(torch.equal, plain, whole_of(placed))), updated, scales
+
+    assert run_ranks(rank_main, 2) == [(True, [], [2.0, 2.0])] * 2
