@@ -33,6 +33,8 @@ from autopar.seeds import SEEDS
 try:
     from torchtitan.components.loss import ChunkedLossWrapper
     from torchtitan.models.common.attention import FlexAttention, VarlenAttention
+    from torchtitan.models.common.decoder import Decoder
+    from torchtitan.models.common.moe import MoE
     from torchtitan.protocols.module import Module
 except ImportError as error:
     raise ImportError(f"autopar.integrations.torchtitan: {error}\nhint: pip install 'autopar[torchtitan]'") from error
@@ -76,10 +78,14 @@ def plan_config(config: Any, **planning: Any) -> Any:
             torchtitan's data parallelism; by default it is ``dp`` and ``tp`` of torchtitan's degrees.
 
     Raises:
-        UsageError: an attention or a setting that a compiled module cannot honour.
+        UsageError: a model, an attention or an option of planning that cannot be honoured.
     """
     check_planning(planning, own={"compute_dtype", "devices"})
     spec = config.model_spec
+    if not isinstance(spec.model, Decoder.Config):
+        raise UsageError(f"{spec.name} is not a decoder of tokens", "plan it in a loop of your own, by autopar.plan and autopar.compile")
+    if any(spec.traverse(MoE.Config)):  # their dispatch has collectives of its own, and balancing sums counts of tokens over ranks
+        raise UsageError(f"{spec.name} has MoE layers, whose tokens torchtitan dispatches itself", "take a dense model")
     if any(spec.traverse(VarlenAttention.Config)):
         hint = "take the configuration with FlexAttention, whose masks a plan computes with plain operators"
         raise UsageError(f"{spec.name} has VarlenAttention, whose kernels have no rule of sharding", hint)

@@ -1,8 +1,9 @@
 """A Trainer of transformers whose model is planned and compiled.
 
-All ranks share one batch, as the ranks of tensor parallelism do: each loads the whole batch, and the compiled module cuts it as planned.
-The batch is that of data parallelism on as many processes, ``per_device_train_batch_size`` times their number, so that a script keeps its
-arguments. Dynamic padding, token counts and predictions are then those of one process.
+All ranks share one batch: each loads the whole of it, and the compiled module cuts it as planned. The batch is that of data parallelism on
+as many processes, ``per_device_train_batch_size`` times their number, so that a script keeps its arguments. Dynamic padding, token counts
+and predictions are then those of one process. The Trainer averages losses over ranks, as of batches of their own: equal ones stay as they
+are.
 """
 
 from __future__ import annotations
@@ -157,19 +158,6 @@ class AutoparTrainer(transformers.Trainer):
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Nothing: the model stays where it is until its parts are laid on the ranks."""
-
-    def get_tp_size(self) -> int:
-        """All ranks share a batch."""
-        return int(self.args.world_size)
-
-    def get_total_train_batch_size(self, args: Any) -> int:
-        """Rows of one step of the optimizer."""
-        return int(self._train_batch_size * args.gradient_accumulation_steps * args.world_size)
-
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        """Labels of the whole batch. The Trainer divides by the number of ranks, also where it is told not to sum over them."""
-        count = super()._get_num_items_in_batch(batch_samples, device)
-        return count if count is None or self.args.average_tokens_across_devices else count * self.args.world_size
 
     def _get_dataloader(self, dataset: Any, description: str, batch_size: int, *args: Any, **kwargs: Any) -> Any:
         """Whole batches, in the order that one process has them in."""

@@ -159,11 +159,18 @@ def test_rows_are_split_over_the_first_axes_of_the_mesh() -> None:
         axes("dp=2,tp=4", 4)
 
 
-def test_attentions_that_cannot_be_planned_are_named() -> None:
-    from torchtitan.models.llama3.config_registry import llama3_debugmodel_varlen_attn
+def test_models_that_cannot_be_planned_are_named() -> None:
+    from torchtitan.models.llama3.config_registry import llama3_debugmodel, llama3_debugmodel_varlen_attn
+    from torchtitan.models.qwen3.config_registry import qwen3_moe_debug
 
-    with pytest.raises(UsageError, match="llama3 has VarlenAttention"):
-        own.plan_config(llama3_debugmodel_varlen_attn())
+    other = llama3_debugmodel()
+    other.model_spec = replace(other.model_spec, model=own.DocumentAttention.Config())
+    words_of = {"llama3 has VarlenAttention": llama3_debugmodel_varlen_attn(), "not a decoder": other, "has MoE layers": qwen3_moe_debug()}
+    for words, config in words_of.items():
+        with pytest.raises(UsageError, match=words):
+            own.plan_config(config)
+    with pytest.raises(UsageError, match="planning has no option 'inputs'"):
+        own.plan_config(llama3_debugmodel(), inputs="global")
 
 
 def test_the_functions_of_torchtitan_are_called_as_they_are() -> None:

@@ -164,7 +164,29 @@ def test_it_resumes_by_another_plan_and_loads_the_best_weights(one_process: tupl
         after = [pair for pair in losses if pair[0] != "train_loss"][-len(resumed) + 1 :]
         assert same(first, losses) and same([pair for pair in resumed if pair[0] != "train_loss"], after), (resumed, after)
         assert all(loaded)
-        assert said is not None and "optimizer.pt of a plain Trainer" in said and "\nhint: " in said
+        assert "optimizer.pt of a plain Trainer" in said and "\nhint: " in said
+
+    def one_process_resumes() -> Any:
+        trainer = trainer_of(own.AutoparTrainer, tmp_path / "alone", 8, args, planning={"hardware": "cpu-cluster"})
+        trainer.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-2"))
+        return [pair for pair in history(trainer, after=2) if pair[0] != "train_loss"]
+
+    assert same(alone(one_process_resumes), after)
+
+
+@pytest.mark.slow
+def test_half_precision_is_the_plans(tmp_path: Path) -> None:
+    def run() -> tuple[list[str], float, float]:
+        trainer = trainer_of(
+            own.AutoparTrainer, tmp_path, 8, {"max_steps": 2}, planning={"hardware": "cpu-cluster", "compute_dtype": "bfloat16"}
+        )
+        before = trainer.evaluate()["eval_loss"]
+        trainer.train()
+        return sorted({str(one.dtype) for one in trainer.model.parameters()}), before, trainer.state.log_history[0]["loss"]
+
+    dtypes, before, loss = alone(run)
+    wanted = alone(lambda: theirs(tmp_path, {}).evaluate()["eval_loss"])
+    assert dtypes == ["torch.float32"] and before == pytest.approx(wanted, rel=5e-3) and before != wanted and 3 < loss < 5
 
 
 @pytest.mark.slow
