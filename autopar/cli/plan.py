@@ -33,12 +33,13 @@ from autopar.cli.planning import (
     read_mode,
     say_cut,
     say_hardware,
+    staged_target,
 )
 from autopar.cli.terminal import columns, out
 from autopar.effort import DEFAULT_EFFORT, check_effort
 from autopar.errors import UsageError
 from autopar.files import STANDARD
-from autopar.options import PlanOptions, read_execution, read_memory_limit, read_mesh, resolve_hardware
+from autopar.options import AUTO, PlanOptions, read_execution, read_memory_limit, read_mesh, resolve_hardware
 from autopar.pareto import Ladder, Pareto
 from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
@@ -68,7 +69,11 @@ def plan(
     time_limit: Annotated[float, typer.Option(help="seconds for the whole call, shared by the meshes tried")] = 60.0,
     seed: SeedOption = 0,
     stages: Annotated[
-        str | None, typer.Option(help="with a mesh axis pp: auto, counts of layers (8,9,8,7), or each stage's first module but the first")
+        str | None,
+        typer.Option(
+            help="with a mesh axis pp: auto, counts of layers (8,9,8,7), or each stage's first module but the first; "
+            "with --devices: auto tries pipelines too"
+        ),
     ] = None,
     pareto: Annotated[bool, typer.Option(help="the least step for a ladder of memory limits, from the least that does")] = False,
     rungs: Annotated[int | None, typer.Option(help="limits of that ladder [default: 8]", min=1)] = None,
@@ -98,15 +103,21 @@ def plan(
     )  # fmt: skip
     memory_limit = read_memory_limit(memory, options.hardware)
     say_hardware(hardware)
-    if stages is not None and not is_pipeline(options.mesh):
-        raise UsageError("--stages cuts a model along the mesh axis pp", "write --mesh pp=2,..., or drop --stages")
+    if (stages is not None or is_pipeline(options.mesh)) and pareto:
+        raise UsageError("ladders of memory limits are of plans without a pipeline so far", "drop --pareto, or the stages")
+    if stages is not None and not is_pipeline(options.mesh) and (options.mesh is not None or stages != AUTO):
+        raise UsageError("--stages cuts a model along the mesh axis pp", "write --mesh pp=2,..., or --devices with --stages auto")
+    found: Plan | PipelinePlan | Pareto
     if is_pipeline(options.mesh):
-        if pareto:
-            raise UsageError("ladders of memory limits are of plans without a pipeline so far", "drop --pareto, or the mesh axis pp")
-        pipeline = pipeline_target(target, options, memory_limit, stages)
+        found = pipeline_target(target, options, memory_limit, stages)
+    elif stages is not None:
+        found = staged_target(target, options, memory_limit)
+    else:
+        found = pareto_target(target, options, rungs or 8) if pareto else plan_target(target, options, memory_limit)
+    if isinstance(found, PipelinePlan):
+        pipeline = found
         _write(pipeline, output, html, report.pipeline_html, lambda: report.pipeline_summary(pipeline, columns()), json=json)
         return
-    found = pareto_target(target, options, rungs or 8) if pareto else plan_target(target, options, memory_limit)
     say_cut(found.plans if isinstance(found, Pareto) else (found,))
     if isinstance(found, Pareto):
         ladder = found.ladder

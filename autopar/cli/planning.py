@@ -21,7 +21,7 @@ from autopar.plan import Plan
 from autopar.planning.cautions import CAUTIONS
 from autopar.planning.grid import Grid, plan_sweep
 from autopar.planning.memory_ladder import plan_ladder
-from autopar.planning.pipelines import plan_stages
+from autopar.planning.pipelines import plan_stages, plan_with_or_without_stages
 from autopar.planning.session import PlanSession, open_session
 from autopar.report import units
 from autopar.rows import Inputs
@@ -102,6 +102,17 @@ def pipeline_target(target: str, options: PlanOptions, memory_limit: int, stages
         line.say(f"capturing {target}", now=True)
         loaded = load_target(target, options.mode, device="meta")
         return plan_stages(loaded, replace(options, name=target, progress=progress(line)), memory_limit, stages)
+
+
+@young_garbage_only()
+def staged_target(target: str, options: PlanOptions, memory_limit: int) -> Plan | PipelinePlan:
+    """The best plan of a target with or without stages, captured here."""
+    from autopar.cli.target import load_target
+
+    with words_beside() as line:
+        line.say(f"capturing {target}", now=True)
+        loaded = load_target(target, options.mode, device="meta")
+        return plan_with_or_without_stages(loaded, replace(options, name=target, progress=progress(line)), memory_limit)
 
 
 @young_garbage_only()

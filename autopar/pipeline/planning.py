@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -128,9 +129,19 @@ def plan_pipeline(graph: Graph, asked: PipelineRequest) -> PipelineResult:
         UsageError: a mesh without ``pp`` outermost, more stages than units, or a cut that the graph does not allow.
         InfeasibleError: no pipeline found fits in memory.
     """
+    found = plan_faster_pipeline(graph, asked, math.inf)
+    assert found is not None
+    return found
+
+
+def plan_faster_pipeline(graph: Graph, asked: PipelineRequest, seconds: float) -> PipelineResult | None:
+    """The fastest pipeline found; None where the bound proves that none takes less than ``seconds``, before stages are planned.
+
+    Others as of ``plan_pipeline``.
+    """
     if asked.machine.mesh.names[0] != STAGE_AXIS:
         raise UsageError(f"the mesh axis {STAGE_AXIS} must be the outermost", f"write {STAGE_AXIS} first, as in {STAGE_AXIS}=2,dp=4")
-    return _Planner(graph, asked).plan()
+    return _Planner(graph, asked).plan(seconds)
 
 
 @dataclass
@@ -155,7 +166,8 @@ class _Planner:
         self.searched: dict[str, _Searched] = {}
         """Plans of stages by structure: equal stages share theirs."""
 
-    def plan(self) -> PipelineResult:
+    def plan(self, least: float) -> PipelineResult | None:
+        """The fastest pipeline found; None where none takes less than ``least`` seconds."""
         many = self.graph.accumulated(replace(self.graph.accumulation, microbatches=MANY, cut=()))
         whole = self._search(_Searched(many, {}), 1 << 62, recompute=False)
         tables = measure_layers(whole.schedule, self.asked.optimizer)
@@ -165,6 +177,8 @@ class _Planner:
             some = ", ".join(tables.units[:5])
             message = f"{self.asked.count} stages are asked for, and the model can be cut into {len(tables.units)} units: {some}"
             raise UsageError(message, f"take fewer stages ({STAGE_AXIS})")
+        if least < math.inf and self._bound(whole, least) >= least:
+            return None
         best: PipelineResult | None = None
         for _ in range(ROUNDS):
             cut = self._choose_cut(tables)
@@ -186,17 +200,17 @@ class _Planner:
             tables = _scaled(tables, made, factors)
         if best is None:
             raise InfeasibleError(f"no pipeline found fits in {self.asked.memory_limit} bytes a rank", "allow more memory, or more stages")
-        return replace(best, bound_seconds=self._bound(whole, best))
+        return replace(best, bound_seconds=self._bound(whole, best.times.step))
 
-    def _bound(self, whole: SearchResult, best: PipelineResult) -> float:
-        """Seconds that no pipeline takes less than: B4 of the bounds on cuts and orders, from one bound on a microbatch.
+    def _bound(self, whole: SearchResult, step: float) -> float:
+        """Seconds that no pipeline of at most ``step`` seconds takes less than: B4 of the bounds on cuts and orders.
 
         Plans of the stages, one after another, are a plan of the whole graph on one stage mesh. Its bound holds for MANY times their
-        seconds and what they do once a step. In a better pipeline what a stage does once takes less than the best step.
+        seconds and what they do once a step. What a stage does once takes less than the step.
         ``T >= S / (1 - (1 - 1/m)^p)``.
         """
         count, m = self.asked.count, self.microbatches
-        one = max(whole.bound_seconds - count * best.times.step, 0.0) / MANY
+        one = max(whole.bound_seconds - count * step, 0.0) / MANY
         return one / (1.0 - (1.0 - 1.0 / m) ** count)
 
     def _choose_cut(self, tables: LayerTables) -> tuple[str, ...]:

@@ -28,7 +28,11 @@ class UnknownOperatorWarning(UserWarning):
     """Operators without a sharding rule: they run whole on every rank."""
 
 
-CAUTIONS = (MicrobatchWarning, UnknownAxisWarning, UnlikelyHardwareWarning, UnknownOperatorWarning)
+class StageWarning(UserWarning):
+    """A model that cannot be cut into stages, where pipelines were to be tried."""
+
+
+CAUTIONS = (MicrobatchWarning, StageWarning, UnknownAxisWarning, UnlikelyHardwareWarning, UnknownOperatorWarning)
 """Every warning that planning gives."""
 
 

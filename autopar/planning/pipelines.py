@@ -1,8 +1,10 @@
-"""A pipeline's plan from a target and options: capture, then ``plan_pipeline``."""
+"""A pipeline's plan from a target and options: capture, then ``plan_pipeline``; and the better of a plan with stages and one without."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -11,13 +13,14 @@ from autopar.cost_models import Machine, Mesh
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph, layer_of
 from autopar.options import AUTO, PlanOptions, user_errors
-from autopar.pipeline import STAGE_AXIS
+from autopar.pipeline import STAGE_AXIS, find_units
+from autopar.planning.cautions import StageWarning
 from autopar.planning.session import PlanSession, open_session
 from autopar.target import Target
 
 if TYPE_CHECKING:
-    from autopar.pipeline.planning import PipelineRequest, PipelineResult
     from autopar.pipeline_plan import PipelinePlan
+    from autopar.plan import Plan
 
 
 def is_pipeline(mesh: Mesh | None) -> bool:
@@ -41,44 +44,104 @@ def plan_stages(target: Target, options: PlanOptions, memory_limit: int, stages:
     Raises:
         UsageError: options that pipelines do not take, or a cut that the model does not allow. Others as for ``autopar.plan``.
     """
+    mesh = options.mesh
+    if mesh is None or mesh.names[0] != STAGE_AXIS:
+        raise UsageError(f"the mesh axis {STAGE_AXIS} must be the outermost", f"write {STAGE_AXIS} first, as in {STAGE_AXIS}=2,dp=4")
+    found = _plan_on(mesh, _open(target, options), memory_limit, stages, math.inf)
+    assert found is not None
+    return found
+
+
+def plan_with_or_without_stages(target: Target, options: PlanOptions, memory_limit: int) -> Plan | PipelinePlan:
+    """The best plan without stages on the options' devices, or a pipeline where one that was found is faster.
+
+    Pipelines of 2, 4, 8 ... stages are tried as long as each is faster than the one before it. A stage's mesh is that of the plan without
+    stages, with fewer ranks on its outer axes. Half of the time is for the plan without stages.
+
+    Args:
+        memory_limit: bytes per rank.
+
+    Raises:
+        UsageError: options that pipelines do not take. Others as for ``autopar.plan``.
+    """
+    if options.microbatches == 1:
+        hint = "give microbatches=auto, or a number; four for each stage keep all busy"
+        raise UsageError("one microbatch keeps one stage busy at a time", hint)
+    session = _open(target, options)
+    best: Plan | PipelinePlan | None = None
+    misfit: InfeasibleError | None = None
+    try:
+        best = session.plan(memory_limit, (perf_counter() + session.deadline) / 2).plan
+    except InfeasibleError as error:
+        misfit = error
+    base = Mesh(tuple(best.mesh.items())) if best is not None else session.machines[0].mesh
+    before, units = math.inf, len(find_units(session.captures.of(session.numbers[0])))
+    for mesh in meshes_with_stages(base, units):
+        try:
+            found = _plan_on(mesh, session, memory_limit, None, math.inf if best is None else best.objective.seconds)
+        except (InfeasibleError, TimeLimitError):
+            continue
+        except UsageError as error:
+            if best is None:
+                raise
+            warnings.warn(f"no pipelines are tried: {error.message}", StageWarning, stacklevel=3)
+            break
+        if found is not None and (best is None or found.objective.seconds < best.objective.seconds):
+            best = found
+        seconds = math.inf if found is None else found.objective.seconds
+        if before < seconds:
+            break
+        before = seconds
+    if best is None:
+        assert misfit is not None
+        raise misfit
+    return best
+
+
+def meshes_with_stages(mesh: Mesh, most: int) -> Iterator[Mesh]:
+    """Meshes of as many ranks with 2, 4, 8 ... stages, ``most`` at most, whose ranks are taken from the outermost axes.
+
+    >>> [found.axes for found in meshes_with_stages(Mesh((("dp", 4), ("tp", 2))), 8)]
+    [(('pp', 2), ('dp', 2), ('tp', 2)), (('pp', 4), ('tp', 2)), (('pp', 8), ('dp', 1))]
+    """
+    count = 2
+    while mesh.ranks % count == 0 and count <= most:
+        axes, left = list[tuple[str, int]](), count
+        for name, size in mesh.axes:
+            taken = math.gcd(size, left)
+            left //= taken
+            if size > taken:
+                axes.append((name, size // taken))
+        yield Mesh(((STAGE_AXIS, count), *(axes or [("dp", 1)])))
+        count *= 2
+
+
+def _open(target: Target, options: PlanOptions) -> PlanSession:
+    """The captured model. Raises UsageError: options that pipelines do not take."""
     _check(options)
-    began = perf_counter()
     if isinstance(target.model, Graph):
         options = replace(options, microbatches=target.model.microbatches)
     session = open_session(target, options)
     if session.pins:
         some = ", ".join(list(session.pins)[:3])
         raise UsageError(f"pins ({some}) are not taken with {STAGE_AXIS} so far", "drop them, or plan without a pipeline")
-    assert options.mesh is not None
-    stage_count = options.mesh.sizes[0]
-    numbers = session.numbers
-    if options.microbatches == AUTO:  # fewer than stages leave some without work
-        numbers = tuple(number for number in numbers if number >= stage_count) or numbers[-1:]
-    from autopar.recording.pipelines import record_pipeline  # for start-up time: imports the solvers
-
-    with user_errors():
-        graph, asked, found, tried = _best_of(numbers, session, memory_limit, stages)
-    seconds = perf_counter() - began
-    made = record_pipeline(
-        graph, asked, found, target=session.name, pins={}, solve_seconds=seconds, tried=tried if options.microbatches == AUTO else None
-    )
-    made.remember_loss(target.loss)
-    return made
+    return session
 
 
-def _best_of(
-    numbers: Sequence[int], session: PlanSession, memory_limit: int, stages: str | Sequence[str] | None
-) -> tuple[Graph, PipelineRequest, PipelineResult, tuple[int, ...]]:  # fmt: skip
-    """The best pipeline over numbers of microbatches, with its graph and request, its bound over all numbers tried, and these.
+def _plan_on(
+    mesh: Mesh, session: PlanSession, memory_limit: int, stages: str | Sequence[str] | None, least: float
+) -> PipelinePlan | None:  # fmt: skip
+    """The best pipeline on a mesh, over numbers of microbatches; None where none takes less than ``least`` seconds.
 
-    More are tried as long as they gain. One that does not fit is left out where another does.
+    More microbatches are tried as long as they gain. Numbers that do not fit are left out where others do.
     """
-    from autopar.pipeline.planning import PipelineRequest, plan_pipeline  # for start-up time: imports the solvers
+    from autopar.pipeline.planning import PipelineRequest, PipelineResult, plan_faster_pipeline  # for start-up time: imports the solvers
+    from autopar.recording.pipelines import record_pipeline
 
-    options, best, bounds = session.options, None, dict[int, float]()
-    assert options.mesh is not None
+    options, began, bounds, before = session.options, perf_counter(), dict[int, float](), math.inf
+    best: tuple[Graph, PipelineRequest, PipelineResult] | None = None
     misfit: InfeasibleError | None = None
-    for number in numbers:
+    for number in _numbers(session, mesh.sizes[0]):
         graph = session.captures.of(number)
         if number != 1 and not graph.accumulation.whole:
             if bounds or misfit:
@@ -86,12 +149,13 @@ def _best_of(
             message = f"{number} microbatches do not add up to the batch: {graph.accumulation.reason}"
             raise UsageError(message, "let the loss be a sum or a mean over rows, or plan without a pipeline")
         asked = PipelineRequest(
-            Machine(options.mesh, options.hardware, options.cost_model, options.execute), memory_limit, options.optimizer,
-            _cut(graph, stages, options.mesh.sizes[0]), recompute=options.recompute == "auto", effort=options.effort, seed=options.seed,
+            Machine(mesh, options.hardware, options.cost_model, options.execute), memory_limit, options.optimizer,
+            _cut(graph, stages, mesh.sizes[0]), recompute=options.recompute == "auto", effort=options.effort, seed=options.seed,
             deadline=session.deadline, progress=options.progress,
         )  # fmt: skip
         try:
-            found = plan_pipeline(graph, asked)
+            with user_errors():
+                found = plan_faster_pipeline(graph, asked, least)
         except InfeasibleError as error:
             misfit = error
             continue
@@ -99,21 +163,37 @@ def _best_of(
             if best is None:
                 raise
             break
-        bounds[number] = found.bound_seconds
-        if best is not None and found.times.step >= best[2].times.step:
+        bounds[number] = least if found is None else found.bound_seconds
+        if found is None:
+            continue
+        if found.times.step >= before:
             break
-        best = graph, asked, found
+        before = found.times.step
+        if before < least:
+            best, least = (graph, asked, found), before
     if best is None:
-        assert misfit is not None
-        raise misfit
+        if misfit is not None and not bounds:
+            raise misfit
+        return None
     graph, asked, found = best
-    return graph, asked, replace(found, bound_seconds=min(bounds.values())), tuple(bounds)
+    tried = tuple(bounds) if options.microbatches == AUTO else None
+    found = replace(found, bound_seconds=min(bounds.values()))
+    seconds = perf_counter() - began
+    made = record_pipeline(graph, asked, found, target=session.name, pins={}, solve_seconds=seconds, tried=tried)
+    made.remember_loss(session.loss)
+    return made
+
+
+def _numbers(session: PlanSession, stages: int) -> tuple[int, ...]:
+    """The numbers of microbatches to try: fewer than stages leave some without work."""
+    if session.options.microbatches != AUTO:
+        return session.numbers
+    return tuple(number for number in session.numbers if number >= stages) or session.numbers[-1:]
 
 
 def _check(options: PlanOptions) -> None:
-    mesh = options.mesh
-    if mesh is None or mesh.names[0] != STAGE_AXIS:
-        raise UsageError(f"the mesh axis {STAGE_AXIS} must be the outermost", f"write {STAGE_AXIS} first, as in {STAGE_AXIS}=2,dp=4")
+    if options.inputs != "global":
+        raise UsageError("a pipeline takes the whole batch on every rank so far", "leave inputs out, or plan without a pipeline")
     if options.mode != "train":
         raise UsageError(f"{STAGE_AXIS} is for training: a forward alone is not pipelined so far", "plan it without a pipeline")
     if options.cost_model == "communication":
@@ -128,8 +208,6 @@ def _cut(graph: Graph, stages: str | Sequence[str] | None, count: int) -> tuple[
         return None
     names = [name.strip() for name in stages.split(",")] if isinstance(stages, str) else list(stages)
     if all(name.isdecimal() for name in names):
-        from autopar.pipeline import find_units
-
         layers = [unit for unit in find_units(graph) if layer_of(unit) == unit]
         counts = [int(name) for name in names]
         if sum(counts) != len(layers) or len(counts) != count or min(counts) < 1:

@@ -172,11 +172,24 @@ def test_commands_that_do_not_take_pipelines_say_so(command: tuple[str, ...], pl
         (("--mesh", "pp=2", "--stages", "nowhere"), "cannot begin with nowhere"),
         (("--mesh", "pp=9", "--microbatches", "4"), "9 stages are asked for"),
         (("--mesh", "dp=2", "--stages", "1,2"), "--stages cuts a model along the mesh axis pp"),
+        (("--devices", "2", "--stages", "1,2"), "--stages cuts a model along the mesh axis pp"),
+        (("--devices", "2", "--stages", "auto"), "one microbatch keeps one stage busy"),
+        (("--devices", "2", "--stages", "auto", "--pareto"), "without a pipeline so far"),
+        (("--mesh", "pp=2", "--inputs", "local"), "takes the whole batch on every rank"),
         (("--mesh", "pp=2", "--pin", "tokens.weight=S0 R"), "are not taken with pp so far"),
     ],
 )
 def test_bad_input(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     refused(autopar(capsys, "plan", TARGET, "--hardware", "cpu-cluster", *words), 2, said)
+
+
+def test_devices_with_stages_keep_the_faster_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    made = autopar(
+        capsys, "plan", "zoo:mlp", "--devices", "2", "--stages", "auto", "--microbatches", "4", "--hardware", "cpu-cluster", "--effort", "low",
+        "-o", path,
+    )  # fmt: skip
+    assert made.status == 0 and json.loads(path.read_text())["schema"] == "autopar.plan/2" and "autopar       plan" in made.out
 
 
 def test_auto_takes_the_number_of_microbatches_with_the_shortest_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

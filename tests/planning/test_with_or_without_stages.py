@@ -1,0 +1,79 @@
+"""The better of a plan with stages and one without, on a number of devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autopar import zoo
+from autopar.cost_models import Hardware, Mesh
+from autopar.errors import InfeasibleError, UsageError
+from autopar.options import PlanOptions, resolve_hardware
+from autopar.pipeline_plan import PipelinePlan
+from autopar.plan import Plan
+from autopar.planning.cautions import MicrobatchWarning, StageWarning
+from autopar.planning.pipelines import meshes_with_stages, plan_stages, plan_with_or_without_stages
+from autopar.target import Target
+
+MLP = {"layers": 6, "batch": 4096, "inputs": 2048, "width": 2048, "outputs": 2048}
+
+
+def hardware(bandwidth: float) -> Hardware:
+    """Servers of one rank on a network of so many bytes a second."""
+    made = resolve_hardware("cpu-cluster")
+    return replace(made, devices_per_node=1, network=replace(made.network, bandwidth=bandwidth))
+
+
+def options(bandwidth: float, **keys: object) -> PlanOptions:
+    return PlanOptions(hardware=hardware(bandwidth), devices=2, microbatches=8, effort="low", **keys)  # type: ignore[arg-type]
+
+
+def model() -> Target:
+    return zoo.build("mlp", **MLP)
+
+
+def test_stages_win_where_the_network_is_slow() -> None:
+    asked = options(2e7)
+    found = plan_with_or_without_stages(model(), asked, 1 << 40)
+    assert isinstance(found, PipelinePlan) and found.mesh == {"pp": 2, "dp": 1}
+    alone = plan_stages(model(), replace(asked, devices=None, mesh=Mesh.parse("pp=2,dp=1")), 1 << 40)
+    assert found.objective.seconds == alone.objective.seconds
+
+
+def test_a_plan_without_stages_wins_where_the_network_is_fast() -> None:
+    found = plan_with_or_without_stages(model(), options(1e11), 1 << 40)
+    assert isinstance(found, Plan)
+
+
+def test_stages_are_tried_where_nothing_fits_without() -> None:
+    with pytest.raises(InfeasibleError):
+        plan_with_or_without_stages(model(), options(1e9), 1 << 20)
+
+
+def test_a_model_that_cannot_be_cut_is_planned_without_and_said() -> None:
+    target = zoo.build("gpt2", layers=2, batch=8)
+    target = replace(target, loss=lambda output, *rest: output.pow(2).mean().sqrt())  # rows of the batch meet under the root
+    with pytest.warns(MicrobatchWarning), pytest.warns(StageWarning, match="no pipelines are tried"):
+        found = plan_with_or_without_stages(target, options(2e7), 1 << 40)
+    assert isinstance(found, Plan)
+
+
+def test_one_microbatch_is_refused() -> None:
+    with pytest.raises(UsageError, match="one microbatch keeps one stage busy"):
+        plan_with_or_without_stages(model(), replace(options(1e9), microbatches=1), 1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "most", "found"),
+    [
+        ("dp=4,tp=2", 8, ["pp=2,dp=2,tp=2", "pp=4,tp=2", "pp=8,dp=1"]),
+        ("dp=4,tp=2", 4, ["pp=2,dp=2,tp=2", "pp=4,tp=2"]),
+        ("dp=3,tp=4", 8, ["pp=2,dp=3,tp=2", "pp=4,dp=3"]),
+        ("dp=3", 8, []),
+    ],
+)
+def test_stages_take_ranks_from_the_outer_axes(mesh: str, most: int, found: list[str]) -> None:
+    made = list(meshes_with_stages(Mesh.parse(mesh), most))
+    assert [",".join(f"{name}={size}" for name, size in each.axes) for each in made] == found
+    assert all(each.ranks == Mesh.parse(mesh).ranks for each in made)
