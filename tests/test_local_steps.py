@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ def test_every_elementwise_optimizer_of_torch_is_stepped_so() -> None:
         torch_compat.step_local_parts()
         functions = {kind: "adam" if kind == "AdamW" else kind.lower() for kind in STEPS}
         assert set(functions.values()) == set(ELEMENTWISE)
-        called = {kind: getattr(torch.optim, kind).step.__wrapped__.__globals__[name] for kind, name in functions.items()}
+        called = {kind: inspect.unwrap(getattr(torch.optim, kind).step).__globals__[name] for kind, name in functions.items()}
         return [kind for kind, step in called.items() if step.__code__.co_name != "stepped"]
 
     assert run_ranks(rank_main, 1) == [[]]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.compare.words import pattern
+from autopar.cost_models.collectives import KINDS
 from autopar.plan import Plan
 from autopar.rows import OpPlan, ParameterSpec, TensorSpec
 from autopar.sharding import ShardingSpec
@@ -215,7 +216,7 @@ class Context:
             through = len(op.inputs) == 1 and any(entry.tensor in classes for entry in op.outputs)
             if op.phase == "forward" and op.inputs and (through or op.op.split(".")[1] in _LOSSES):
                 classes.add(op.inputs[0].tensor)
-        calls = (row for row in plan.collectives if row.kind == "all_gather" and row.phase != "forward")
+        calls = (row for row in plan.collectives if KINDS[row.kind].role == "gather" and row.phase != "forward")
         parameters = {row.tensor for row in plan.parameters.values()}
         return Context(frozenset(classes), frozenset(part.tensor for row in calls for part in row.members) & parameters)
 
