@@ -91,7 +91,7 @@ def plan_config(config: Any, **planning: Any) -> Any:
         raise UsageError(f"{spec.name} has VarlenAttention, whose kernels have no rule of sharding", hint)
     for _, attention, parent, name in list(spec.traverse(FlexAttention.Config)):
         if type(attention) is not FlexAttention.Config:
-            raise UsageError(f"{name} is a {type(attention).__qualname__}, of which no plan is made", "take FlexAttention.Config")
+            raise UsageError(f"{name} is a {type(attention).__qualname__}, which cannot be planned", "take FlexAttention.Config")
         setattr(parent, str(name), DocumentAttention.Config())
     if isinstance(config.loss, ChunkedLossWrapper.Config):  # it calls lm_head by itself; the values are the same
         config.loss = config.loss.loss_fn
@@ -160,7 +160,7 @@ def row_axes(mesh: Mesh, ways: int) -> tuple[int, ...]:
     """The axes that rows are split over: the first ones, of ``ways`` parts.
 
     Raises:
-        UsageError: the first axes do not make up so many.
+        UsageError: no number of first axes has ``ways`` ranks together.
     """
     for count in range(len(mesh.sizes) + 1):
         if prod(mesh.sizes[:count]) == ways:

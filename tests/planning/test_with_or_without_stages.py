@@ -20,7 +20,7 @@ MLP = {"layers": 6, "batch": 4096, "inputs": 2048, "width": 2048, "outputs": 204
 
 
 def hardware(bandwidth: float) -> Hardware:
-    """Servers of one rank on a network of so many bytes a second."""
+    """Servers of one rank each. ``bandwidth``: of the network, in bytes per second."""
     made = resolve_hardware("cpu-cluster")
     return replace(made, devices_per_node=1, network=replace(made.network, bandwidth=bandwidth))
 
