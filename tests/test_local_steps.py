@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from autopar import torch_compat
+from autopar.torch_compat import local_steps
 from autopar.torch_compat.local_steps import ELEMENTWISE
 from autopar.verify.launch import run_ranks
 
@@ -169,3 +170,17 @@ def test_a_scaler_of_gradients_steps_local_parts(fused: bool) -> None:
         return all(map(torch.equal, plain, whole_of(placed))), updated, scales
 
     assert run_ranks(rank_main, 2) == [(True, [], [2.0, 2.0])] * 2
+
+
+def test_sums_over_ranks_are_not_stepped_so() -> None:
+    """An optimizer's step of a part of a sum is no part of the step of the sum."""
+
+    def rank_main(rank: int) -> list[bool]:
+        mesh = init_device_mesh("cpu", (2,))
+        found = []
+        for place in (Replicate(), Partial()):
+            tensors = [DTensor.from_local(torch.ones(3), mesh, [place]) for _ in range(4)]
+            found.append(local_steps._lie_alike([[tensor] for tensor in tensors]))
+        return found
+
+    assert run_ranks(rank_main, 2) == [[True, False]] * 2

@@ -29,7 +29,7 @@ class UnknownOperatorWarning(UserWarning):
 
 
 class StageWarning(UserWarning):
-    """A model that cannot be cut into stages, where pipelines were to be tried."""
+    """Pipelines that were asked for and not planned: the model cannot be cut into stages, or time was short."""
 
 
 CAUTIONS = (MicrobatchWarning, StageWarning, UnknownAxisWarning, UnlikelyHardwareWarning, UnknownOperatorWarning)

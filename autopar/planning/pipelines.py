@@ -79,8 +79,13 @@ def plan_with_or_without_stages(target: Target, options: PlanOptions, memory_lim
     for mesh in meshes_with_stages(base, units):
         try:
             found = _plan_on(mesh, session, memory_limit, None, math.inf if best is None else best.objective.seconds)
-        except (InfeasibleError, TimeLimitError):
+        except InfeasibleError:
             continue
+        except TimeLimitError as error:
+            if best is None:
+                raise
+            warnings.warn(f"pipelines of {mesh.sizes[0]} stages are not planned: {error.message}", StageWarning, stacklevel=3)
+            break
         except UsageError as error:
             if best is None:
                 raise

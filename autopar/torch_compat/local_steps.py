@@ -65,6 +65,8 @@ def _lie_alike(lists: list[list[Any]]) -> bool:
                 return False
             continue
         spec, found = parameter._spec, True
+        if any(placement.is_partial() for placement in spec.placements):
+            return False
         for tensor in others:
             if type(tensor) is kind:
                 other = tensor._spec

@@ -8,8 +8,9 @@ import pytest
 
 from autopar import zoo
 from autopar.cost_models import Hardware, Mesh
-from autopar.errors import InfeasibleError, UsageError
+from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.options import PlanOptions, resolve_hardware
+from autopar.pipeline import planning
 from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
 from autopar.planning.cautions import MicrobatchWarning, StageWarning
@@ -46,7 +47,7 @@ def test_a_plan_without_stages_wins_where_the_network_is_fast() -> None:
     assert isinstance(found, Plan)
 
 
-def test_stages_are_tried_where_nothing_fits_without() -> None:
+def test_what_fits_neither_with_stages_nor_without_is_refused() -> None:
     with pytest.raises(InfeasibleError):
         plan_with_or_without_stages(model(), options(1e9), 1 << 20)
 
@@ -62,6 +63,15 @@ def test_a_model_that_cannot_be_cut_is_planned_without_and_said() -> None:
 def test_one_microbatch_is_refused() -> None:
     with pytest.raises(UsageError, match="one microbatch keeps one stage busy"):
         plan_with_or_without_stages(model(), replace(options(1e9), microbatches=1), 1 << 40)
+
+
+def test_pipelines_that_time_did_not_suffice_for_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*asked: object) -> None:
+        raise TimeLimitError("no plan was found in 5 s", "allow more time")
+
+    monkeypatch.setattr(planning, "plan_faster_pipeline", late)
+    with pytest.warns(StageWarning, match="2 stages are not planned: no plan was found in 5 s"):
+        assert isinstance(plan_with_or_without_stages(model(), options(2e7), 1 << 40), Plan)
 
 
 @pytest.mark.parametrize(
