@@ -36,7 +36,7 @@ LEAST_CPU_SECONDS = 0.5
 """CPU seconds of a search before which the share of the machine that it gets is not known."""
 
 MOST_ENDING = 0.5
-"""Share of the time limit that is kept at most for what follows the search."""
+"""The largest share of the time limit that is kept for recording and writing the plan."""
 
 
 _ending: ContextVar[tuple[float, AutoparError] | None] = ContextVar("ending", default=None)

@@ -35,7 +35,7 @@ class Axis:
         figure: a value with its unit.
         least, most: its ends.
         powers: equal factors are equally long; else equal differences.
-        unit: of which named values are round numbers, such as a GiB; more than 1 for bytes.
+        unit: the named values are round multiples of it, such as a GiB; more than 1 for bytes.
     """
 
     name: str

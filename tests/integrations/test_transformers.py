@@ -28,7 +28,7 @@ TENSORS = {"mesh": "2", "hardware": "cpu-cluster", "constraints": {"*.mlp.gate_p
 
 
 class Rows(Dataset[Any]):
-    """Rows of eight tokens, of which up to three have no label."""
+    """Rows of eight tokens. Up to three of a row have no label."""
 
     def __init__(self, count: int, labels: bool = True) -> None:
         self.ids = torch.randint(0, 64, (count, 8), generator=torch.Generator().manual_seed(1))
