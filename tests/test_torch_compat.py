@@ -500,7 +500,7 @@ def test_transforms_are_met_and_come_to_plain_operators() -> None:
 
 def test_whether_a_profiler_records_is_known() -> None:
     assert not torch_compat.profiler_records()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True):
         assert torch_compat.profiler_records()
 
 

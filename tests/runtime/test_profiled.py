@@ -46,10 +46,10 @@ def test_layers_and_collectives_are_ranges_while_a_profiler_records() -> None:
 
     def run(rank: int) -> tuple[list[str], bool, str]:
         module = autopar.compile(deep(), plan)
-        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
             module(X, IDS).backward()
         again = module(X, IDS).item()
-        with profile(activities=[ProfilerActivity.CPU]) as failed:
+        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as failed:
             try:
                 module(X, IDS + 100)
             except (IndexError, RuntimeError, autopar.AutoparError) as error:
