@@ -32,6 +32,7 @@ settings            plain attributes of the model's modules, and what containers
 container_snapshot  what lists, dictionaries and plain objects hold, noted and compared
 data                what each rank loads
 module              the nn.Module
+matrix_steps        matrices made orthogonal whole, for Muon, by the ranks that hold their parts
 optimizers          float32 master weights beside half-precision parameters
 compiling           plan -> module
 exporting           programs in a folder: the plan and each rank's shards

@@ -29,6 +29,7 @@ from autopar.runtime.checkpoints import chunks, part_of
 from autopar.runtime.emission import Graphs, emit
 from autopar.runtime.execution import Executable, bind, groups_needed
 from autopar.runtime.groups import team_of
+from autopar.runtime.matrix_steps import make_each_orthogonal
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.programs import Programs
 from autopar.runtime.settings import Settings, held_by
@@ -36,7 +37,7 @@ from autopar.runtime.steps import Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed
-from autopar.torch_compat import checkpoint_in_chunks, flatten_axes, forward_of, lay_by_parts, teach_dtensors
+from autopar.torch_compat import checkpoint_in_chunks, flatten_axes, forward_of, lay_by_parts, step_whole_matrices, teach_dtensors
 
 _STARTS = count()
 """Process groups that `join_launched` has started in this process: equal on all ranks."""
@@ -274,6 +275,7 @@ def bind_step(
     teach_dtensors()
     checkpoint_in_chunks(chunks)
     lay_by_parts(part_of)
+    step_whole_matrices(make_each_orthogonal)
     backend: Backend = (ProcessRanks if execute == "eager" else TracedRanks)(place.mesh, groups_needed(schedule), place.team)
     bound = bind(schedule, backend, place.device, dropout=dropout, in_place=execute == "eager")
     executable: Executable | Graphs = bound

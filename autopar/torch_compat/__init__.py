@@ -12,7 +12,7 @@ modules         modules: their hooks, their forward, and conversions that must n
 process_groups  process groups: what a model asks of them while it is captured, and collectives under the names of each version
 placements      placements of DTensors: strided shards, blocks and unequal parts in redistributions, checkpoints and ``fully_shard``
 whole_tensors   operators of DTensors that are done with whole tensors, on all ranks alike
-local_steps     optimizers that go element by element step the part that a rank holds
+local_steps     optimizers step the part that a rank holds
 written_parts   writes to DTensors and to views of them reach the part that a rank holds
 dtensor_rules   rules of operators in place of those that DTensor has not, or has wrong
 dtensors        what DTensor is taught before weights, gradients and outputs are handed out as such
@@ -50,7 +50,7 @@ from autopar.torch_compat.dtensor_rules import (
     take_plain_in_backward,
 )
 from autopar.torch_compat.dtensors import teach_dtensors
-from autopar.torch_compat.local_steps import step_local_parts
+from autopar.torch_compat.local_steps import step_local_parts, step_whole_matrices
 from autopar.torch_compat.modules import STATE_HOOKS, forward_of, hooks_of_copy, kept_modules, replaced_module_hooks, uncompiled
 from autopar.torch_compat.placements import (
     Chunk,
@@ -155,7 +155,7 @@ __all__ = [
     "reduce_parameters", "reduce_partial", "reduce_scatter_single", "reduce_where_asked", "refuse_several_parts", "refused_collectives",
     "refused_ranks", "replaced_function_apply", "replaced_module_hooks", "replaced_on_cpu", "replaced_operators", "replaced_transforms",
     "reshape_in_place", "role", "runs_a_graph", "schema_of", "shard_beside_blocks", "shares_memory", "spec_of", "split_factor_of",
-    "step_local_parts", "storage_key", "strided_shard", "take_plain_in_backward", "teach_dtensors", "timeout_of", "trace_joint",
-    "trace_operators", "traced_apart", "traced_in_backward", "transforms_run", "uncompiled", "unflatten", "whole_of", "with_backward",
-    "wrapper_of", "write_through_views", "write_where_masked",
+    "step_local_parts", "step_whole_matrices", "storage_key", "strided_shard", "take_plain_in_backward", "teach_dtensors", "timeout_of",
+    "trace_joint", "trace_operators", "traced_apart", "traced_in_backward", "transforms_run", "uncompiled", "unflatten", "whole_of",
+    "with_backward", "wrapper_of", "write_through_views", "write_where_masked",
 ]  # fmt: skip
