@@ -27,6 +27,7 @@ checkpoints         what a rank stores of a DTensor in blocks
 steps               one step as one autograd function
 accumulation        a step of several microbatches
 footprint           the peak of memory as a schedule is run
+padding             calls of any length, padded to planned ones
 programs            a program for each mode, shapes and settings that a module is called with
 settings            plain attributes of the model's modules, and what containers among them hold, with which a program is made
 container_snapshot  what lists, dictionaries and plain objects hold, noted and compared

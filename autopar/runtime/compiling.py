@@ -161,6 +161,23 @@ def shared_plan(plan: Plan | None, mesh: DeviceMesh | None, device: str | torch.
     return plan
 
 
+def shared_plans(plans: Mapping[Any, Plan] | None, mesh: DeviceMesh | None, device: str | torch.device | None) -> dict[Any, Plan]:
+    """Several plans by what they are for, or those of the first rank that has some. Collective.
+
+    Raises:
+        UsageError: no rank has any. MismatchError: ranks have plans for other calls.
+    """
+    calls = list(plans) if plans is not None else None
+    first = shared_plan(next(iter(plans.values())) if plans is not None else None, mesh, device)
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return dict(plans or {})
+    everyone = everyones(calls, team_of(mesh))
+    known: list[Any] = next(item for item in everyone if item is not None)
+    if any(item not in (None, known) for item in everyone):
+        raise MismatchError("ranks have plans of other lengths", "plan on one rank and pass None on the others, or the same plans on all")
+    return {known[0]: first, **{call: shared_plan(plans[call] if plans is not None else None, mesh, device) for call in known[1:]}}
+
+
 def _rebuilt(model: nn.Module, plan: Plan, loss: Callable[..., Any] | None, example: Example | None) -> tuple[Capture, Schedule]:
     check_parameters(model, plan)
     return rebuild(model, plan, loss=loss, example=example)
