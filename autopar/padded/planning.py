@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -148,7 +148,7 @@ def plan_padded(
     given = _example_length(call, dim)
     graphs: dict[int, Graph] = {}
     for length in wanted:
-        own, named, wanted_by_loss = map_tensors(lambda tensor, length=length: _resized(tensor, given, length), call)
+        own, named, wanted_by_loss = map_tensors(partial(_resized, given=given, length=length), call)
         graphs[length] = capture(
             model, own, named, mode=mode, loss=loss, loss_args=wanted_by_loss, compute_dtype=compute_dtype, microbatches=microbatches
         )

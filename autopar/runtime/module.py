@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, Self
@@ -24,7 +24,7 @@ from autopar.runtime.data import LocalBatches, LocalIndices, rows_of
 from autopar.runtime.forward_attributes import leave, put_back
 from autopar.runtime.groups import Team
 from autopar.runtime.held_weights import HeldWeights
-from autopar.runtime.padding import Padding
+from autopar.runtime.padding import HandOut, Padding
 from autopar.runtime.parts import keep_within, told_of_weights
 from autopar.runtime.programs import Programs, input_of
 from autopar.runtime.rows import block_of
@@ -41,8 +41,6 @@ last 32 bits alone."""
 SEEDS = 0xC2B2AE3D
 """Distance between the draws of two seeds, chosen in the same way."""
 
-
-HandOut = Callable[[str, torch.Tensor], torch.Tensor]
 
 _MISSING = object()
 

@@ -7,10 +7,10 @@ difference, the call is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -21,10 +21,11 @@ from autopar.graph import Graph
 from autopar.importer.containers import changed
 from autopar.runtime.agreement import everyones
 from autopar.runtime.calls import leaves
+from autopar.runtime.groups import Team
+from autopar.runtime.steps import Step
 
-if TYPE_CHECKING:
-    from autopar.runtime.module import ShardedModule
-
+HandOut = Callable[[str, torch.Tensor], torch.Tensor]
+"""What becomes of an output, by its name."""
 Dims = Mapping[str, tuple[int, ...]]
 """By name of an input or an output the dims that are as long as the batch is."""
 
@@ -35,6 +36,27 @@ MASK_HINT = (
     "let the model leave padding out, by a mask that it takes or makes of its inputs, and the loss too (ignore_index); pad= says which"
     " values are padding, e.g. pad={'labels': -100}"
 )
+
+
+class Runs(Protocol):
+    """What is asked of a compiled module (``ShardedModule``)."""
+
+    training: bool
+    parts: tuple[nn.Module, ...]
+
+    @property
+    def step(self) -> Step: ...
+
+    @property
+    def team(self) -> Team: ...
+
+    def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+
+    def named_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]: ...
+
+    def program_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step: ...
+
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], hand_out: HandOut | None = None) -> Any: ...
 
 
 @dataclass
@@ -57,7 +79,7 @@ class Padding:
     dim: int
     is_checked: bool = False
 
-    def call(self, module: ShardedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def call(self, module: Runs, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The module's result for a call of any length up to the longest.
 
         Raises:
@@ -94,7 +116,7 @@ class Padding:
         raise UsageError(f"a batch of length {length}, the longest planned is {self.lengths[-1]}", f"cut it, or plan {length} too")
 
     def _padded(
-        self, module: ShardedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], wanted: int,
+        self, module: Runs, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], wanted: int,
         length: int,
     ) -> Any:  # fmt: skip
         """The result of the call padded to a planned length, cut back to ``length``."""
@@ -116,7 +138,7 @@ class Padding:
         return tensor
 
     def _check(
-        self, module: ShardedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+        self, module: Runs, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     ) -> None:  # fmt: skip
         """Raises UsageError: a batch of the shortest length is another one when it is padded to the next. Collective.
 
@@ -172,11 +194,11 @@ def _coarsest(graph: Graph) -> str:
 
 
 @contextmanager
-def _untouched(module: ShardedModule) -> Iterator[None]:
+def _untouched(module: Runs) -> Iterator[None]:
     """Within it calls without gradients leave buffers, and what is drawn next, as they were; as an evaluation where the model draws."""
     held = [(buffer, buffer.clone()) for _, buffer in module.named_buffers()]
     counts = {name: module.__dict__[name] for name in ("dropout_step", "other_calls")}
-    parts = [module, *module.parts]
+    parts: list[Any] = [module, *module.parts]
     flags = [part.training for part in parts]
     try:
         if module.step.draws:
