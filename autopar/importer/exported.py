@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -80,6 +80,7 @@ class Exported:
         calls: what the graph's deferred operators stand for.
         left: the attributes, by path, in which the forward leaves what it made of its inputs, or another tensor than was there.
         result: the classes of what the model, or the loss, gives.
+        read: the buffers of which forward reads values, by path: they are constants.
     """
 
     graph_module: torch.fx.GraphModule
@@ -91,6 +92,7 @@ class Exported:
     calls: tuple[Deferred, ...] = ()
     left: tuple[str, ...] = ()
     result: Kind | None = None
+    read: Mapping[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def tensors(self) -> tuple[Value, ...]:
@@ -107,7 +109,8 @@ class Program(nn.Module):
     """The model and its loss as one module; it takes and gives opened containers, the model those of ``call``.
 
     ``attributes``: the paths of plain tensor attributes; those that the forward assigned anew are in ``replaced``.
-    ``drawn``: the generators outside of torch that it drew from. ``ran``: is told the result. ``values``: of buffers, by path.
+    ``drawn``: the generators outside of torch that it drew from. ``ran``: is told the result. ``values``: of buffers, by path;
+    ``read``: those that it read.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class Program(nn.Module):
         self.values = HeldValues(values)
         self.replaced: set[str] = set()
         self.drawn: set[str] = set()
+        self.read: set[str] = set()
         self.compute_dtype = compute_dtype
         self.model = model
         self.loss = loss
@@ -142,6 +146,7 @@ class Program(nn.Module):
             ):  # fmt: skip
                 before = _generators()
                 result = self._run(traced, *closed((args, kwargs, loss_args), self.call))
+                self.read.update(known.read)
                 self.drawn.update(name for name, state in _generators().items() if state != before.get(name))
                 self.ran(result)  # export puts back the modules' attributes afterwards
                 return opened(result)
@@ -268,7 +273,8 @@ def export(
     if recording:
         arguments["recording"] = True
     loss_at, once = (position, False) if train else (None, flagged[-1])
-    return Exported(program.graph_module, values, outputs, arguments, loss_at, once, tuple(calls), left, kinds[-1])
+    read = {path: weights.values[path].detach().cpu().clone() for path in sorted(module.read)}
+    return Exported(program.graph_module, values, outputs, arguments, loss_at, once, tuple(calls), left, kinds[-1], read)
 
 
 def _exported(

@@ -78,7 +78,7 @@ def compile_padded(
         module = compile_schedule(
             model, schedule, captured.constants, plan=first, loss=loss, mesh=mesh, inputs=first.model.inputs or "global", outputs=outputs,
             device=device, init=init, seed=seed, execute=execute or execution_of(first), also=others, left=captured.left,
-            result=captured.result,
+            result=captured.result, read=captured.read,
         )  # fmt: skip
     module.pad_calls(replace(made.padding, is_checked=False))
     return module

@@ -102,7 +102,7 @@ def compile_plan(
     captured, schedule = together(lambda: _rebuilt(model, plan, loss, example), team_of(mesh))
     return compile_schedule(
         model, schedule, captured.constants, plan=plan, loss=loss, mesh=mesh, inputs=inputs, outputs=outputs, device=device, init=init,
-        seed=seed, execute=execute, left=captured.left, result=captured.result,
+        seed=seed, execute=execute, left=captured.left, result=captured.result, read=captured.read,
     )  # fmt: skip
 
 
@@ -232,6 +232,7 @@ def compile_schedule(
     execute: Execute = "eager",
     also: Sequence[tuple[Capture, Schedule]] = (),
     left: tuple[str, ...] = (),
+    read: Mapping[str, torch.Tensor] | None = None,
     result: Kind | None = None,
 ) -> ShardedModule:
     """The model with its weights placed as the schedule wants them and its forward running it; see ``compile_plan``.
@@ -239,6 +240,7 @@ def compile_schedule(
     Args:
         also: captures and schedules of further calls, with all weights in the same specs: they are run as planned, not planned anew.
         left: the attributes in which the model's own forward leaves tensors.
+        read: the buffers whose values are constants of the schedule, by name.
         result: the classes of what it gives.
         dropout: False keeps every element, scaled as if some were dropped, so that runs can be compared (see ``runtime.execution.bind``).
     """
@@ -251,9 +253,10 @@ def compile_schedule(
         check_agreement(schedule, team)
         mine = own_constants(schedule, captured.constants, place)
         call = CallTree(captured.graph.arguments, forward_of(model), loss, captured.result)
-        return replace(bind_step(schedule, mine, call, place, inputs, dropout, execute), left=captured.left, outputs=outputs)
+        made = bind_step(schedule, mine, call, place, inputs, dropout, execute)
+        return replace(made, left=captured.left, read=captured.read, outputs=outputs)
 
-    step = bound(Capture(graph, constants, left, result), schedule)
+    step = bound(Capture(graph, constants, left, result, read or {}), schedule)
     specs = {
         item.name: item.own_spec(schedule.specs[item.tensor], machine.mesh.sizes)
         for item in graph.inputs if item.kind in ("parameter", "buffer")

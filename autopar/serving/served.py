@@ -70,7 +70,7 @@ def serve(
         whole, captured, schedule = made[main]
         module = compile_schedule(
             whole, schedule, captured.constants, plan=serving.plans[main], mesh=mesh, device=device, init=init, seed=seed, execute=execute,
-            also=[made[call][1:] for call in others],
+            read=captured.read, also=[made[call][1:] for call in others],
         )  # fmt: skip
     return Served(module, serving, {call: schedule for call, (_, _, schedule) in made.items()})
 

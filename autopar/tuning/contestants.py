@@ -86,7 +86,7 @@ class Builder:
         schedule = replay(plan, captured.graph)
         module = compile_schedule(
             target.model, schedule, captured.constants, plan=plan, loss=target.loss, inputs="local", seed=self.seed,
-            execute=execution_of(plan), left=captured.left,
+            execute=execution_of(plan), left=captured.left, read=captured.read,
         )  # fmt: skip
         place = module.place
         case = make_case(schedule.graph, target.model, target, 1, self.seed, plan.model.optimizer)

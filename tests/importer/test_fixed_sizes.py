@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import autopar
 from autopar import torch_compat
-from autopar.errors import CaptureError
+from autopar.errors import CaptureError, UsageError
 from autopar.importer import capture
+from autopar.verify.launch import run_ranks
 from tests.importer.graph_interpreter import run_graph
 
 
@@ -211,3 +213,56 @@ def test_what_fails_while_it_is_exported_alone_is_told_so(monkeypatch: pytest.Mo
     with pytest.raises(CaptureError, match="the model runs, and fails while it is exported, with TypeError: no mask") as refused:
         run(as_eager, COUNTS)
     assert "give it the masks" in refused.value.hint
+
+
+class Strided(nn.Module):
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("stride", torch.tensor(stride))
+
+    def forward(self, x: Tensor) -> Tensor:
+        picked = self.layer(x)[:, :: int(self.stride)]
+        return x + picked.repeat_interleave(int(self.stride), 1)
+
+
+class Chain(nn.Module):
+    """Enough equal layers to be traced once, but for what their buffers hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Strided(stride) for stride in (2, 2, 2, 2, 4, 1, 2, 2, 2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def chain() -> Chain:
+    torch.manual_seed(0)
+    return Chain()
+
+
+def test_layers_with_other_values_in_their_buffers_are_no_equal_layers() -> None:
+    captured = capture(chain(), (torch.zeros(4, 8),), mode="inference")
+    steps = [op.args[4] if len(op.args) > 4 else 1 for op in captured.graph.ops if op.target == "aten.slice.Tensor"]
+    assert sorted(captured.read) == [f"layers.{number}.stride" for number in range(10)]
+    assert [step for step in steps if step > 1] == [2, 2, 2, 2, 4, 2, 2, 2, 2]
+
+
+def test_a_state_dict_with_another_constant_is_refused() -> None:
+    """The module computes with what the model had; a state dict that says the same is loaded."""
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    plan = autopar.plan(chain(), (x,), mode="inference", mesh="dp=2", hardware="cpu-cluster")
+
+    def rank_main(rank: int) -> None:
+        module = autopar.compile(chain(), plan, outputs="full")
+        assert torch.allclose(module(x), chain()(x), atol=1e-6)
+        state = chain().state_dict()
+        module.load_state_dict(state)
+        state["layers.3.stride"] = torch.tensor(4)
+        with pytest.raises(UsageError, match=r"the buffer layers\.3\.stride becomes another one, of which forward reads"):
+            module.load_state_dict(state)
+
+    run_ranks(rank_main, 2)
