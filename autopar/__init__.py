@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autopar.cost_models import Hardware, Mesh
     from autopar.errors import AutoparError
     from autopar.graph import Graph
+    from autopar.padded import compile_padded, load_padded, plan_padded
     from autopar.pipeline_plan import PipelinePlan
     from autopar.placements import same_sharding, shard
     from autopar.plan import Plan
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from autopar.verify import verify
 
 __all__ = [
-    "AutoparError", "Graph", "Hardware", "Mesh", "PipelinePlan", "Plan", "ShardingSpec",
-    "cached", "capture", "check", "compile", "compile_pipeline", "load", "load_pipeline", "load_program", "load_serving", "pareto", "plan",
-    "plan_pipeline", "plan_serving", "reshard", "rule", "same_sharding", "serve", "shard", "sweep", "tune", "verify",
+    "AutoparError", "Graph", "Hardware", "Mesh", "PipelinePlan", "Plan", "ShardingSpec", "cached", "capture", "check", "compile",
+    "compile_padded", "compile_pipeline", "load", "load_padded", "load_pipeline", "load_program", "load_serving", "pareto", "plan",
+    "plan_padded", "plan_pipeline", "plan_serving", "reshard", "rule", "same_sharding", "serve", "shard", "sweep", "tune", "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -46,13 +47,16 @@ _HOME = {
     "capture": "autopar.api",
     "check": "autopar.check",
     "compile": "autopar.api",
+    "compile_padded": "autopar.padded",
     "compile_pipeline": "autopar.api",
     "load": "autopar.api",
+    "load_padded": "autopar.padded",
     "load_pipeline": "autopar.api",
     "load_program": "autopar.runtime",
     "load_serving": "autopar.serving",
     "pareto": "autopar.api",
     "plan": "autopar.api",
+    "plan_padded": "autopar.padded",
     "plan_pipeline": "autopar.api",
     "plan_serving": "autopar.serving",
     "reshard": "autopar.reshard",

@@ -110,7 +110,8 @@ def plan(
             axes that respect nodes, and the best plan is kept.
         hardware: a built-in name, a TOML path or a Hardware; ``h100-sxm`` when not given.
         optimizer: ``adamw``, ``adamw-mixed`` (float32 weights and moments beside half-precision parameters), ``sgd``, ``sgd-momentum``,
-            ``none``, or ``NAME:BYTES,ACCESSES`` per element. Its states count in memory and its step in time.
+            ``muon`` (of layers' matrices; AdamW of embeddings and of what has one dim or more than two), ``none``, or
+            ``NAME:BYTES,ACCESSES`` per element. Its states count in memory and its step in time.
         memory: the limit per rank, bytes or text (``"70GiB"``, ``"80GB"``); the hardware's own when not given.
         constraints: name or glob to spec: ``lm_head.weight``, ``input:tokens``, ``output:0``, ``module:layers.*.attn``.
         inputs: ``global``: ranks pass whole inputs. ``local``: each passes its own rows, as a ``DistributedSampler`` gives them: dim 0 of

@@ -173,6 +173,24 @@ class GraphOutput:
         return self.name.startswith(SEND)
 
 
+LOOKUPS = ("aten.embedding.", "autopar.embedding.", "aten._embedding_bag", "aten.index_select.", "aten.index.Tensor")
+"""What the names of operators begin with that take rows of their first input by an index."""
+
+
+def looked_up(ops: Sequence[Op]) -> set[str]:
+    """The tensors of which operators take rows by an index, in their own dtype or another."""
+    found: set[str] = set()
+    for op in reversed(ops):
+        if op.target.startswith(LOOKUPS) or (op.target == CONVERSION and op.outputs[0] in found):
+            found.add(op.inputs[0])
+    return found
+
+
+def is_matrix(shape: Sequence[int], dtype: str) -> bool:
+    """Whether a parameter is what matrix optimizers take: of two dims, and real."""
+    return len(shape) == 2 and not dtype.startswith("complex")
+
+
 DIVISOR = "microbatch.divisor"
 """The output, none of the model's, that says what a mean divides by in a microbatch."""
 
@@ -305,6 +323,14 @@ class Graph:
         """The parameters, as tensors, that the optimizer's step changes; it passes over those without a gradient, and has no states of
         them."""
         return frozenset(item.tensor for item in self.inputs if item.trained and item.tensor in self.gradients)
+
+    @cached_property
+    def matrices(self) -> Mapping[str, tuple[int, ...]]:
+        """Of ``stepped`` the real matrices of layers, with the shapes that the model has them in: what matrix optimizers step. A matrix of
+        whose rows some are looked up, an embedding, is none."""
+        shapes = {item.tensor: item.own_shape(self.tensors[item.tensor].shape) for item in self.inputs if item.tensor in self.stepped}
+        rows = looked_up(self.ops)
+        return {name: shape for name, shape in shapes.items() if is_matrix(shape, self.tensors[name].dtype) and name not in rows}
 
     @cached_property
     def loss(self) -> int | None:

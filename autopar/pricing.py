@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-from autopar.cost_models import Machine, Operator, SubAxis
-from autopar.graph import DTYPE_BYTES, Op, Tensor
+from autopar.cost_models import Machine, Operator, SubAxis, optimizer_bytes
+from autopar.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.rules import bytes_moved, family, flops, issued_kernels, kernel_launches
 from autopar.sharding import InnerCollective, ShardingSpec, Strategy
 
@@ -20,6 +20,23 @@ def local_bytes(tensor: Tensor, spec: ShardingSpec, machine: Machine) -> int:
 def launches(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, machine: Machine) -> int | None:
     """Kernels that the host issues for an operator, with the collectives inside it; None where the host has no price."""
     return issued_kernels(op, tensors, strategy, machine.mesh.sizes) if machine.issue_seconds else None
+
+
+def optimizer_seconds(graph: Graph, tensor: str, spec: ShardingSpec, machine: Machine, optimizer: str) -> float:
+    """Seconds of the optimizer's step on a trained parameter that lies so."""
+    return _optimizer_seconds(graph.tensors[tensor], graph.matrices.get(tensor), spec, machine, optimizer)
+
+
+@lru_cache(maxsize=1 << 16)
+def _optimizer_seconds(tensor: Tensor, matrix: tuple[int, ...] | None, spec: ShardingSpec, machine: Machine, optimizer: str) -> float:
+    elements = local_bytes(tensor, spec, machine) // DTYPE_BYTES[tensor.dtype]
+    return machine.optimizer_seconds(optimizer, elements, tensor.dtype, matrix, spec.split_axes)
+
+
+def state_bytes(graph: Graph, tensor: str, local: int, optimizer: str) -> int:
+    """Bytes of the optimizer's states for a trained parameter of which a rank holds ``local`` bytes."""
+    dtype = graph.tensors[tensor].dtype
+    return optimizer_bytes(optimizer, local // DTYPE_BYTES[dtype], dtype, tensor in graph.matrices)
 
 
 def whole_axes(axes: tuple[int, ...], machine: Machine) -> tuple[SubAxis, ...]:

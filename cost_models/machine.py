@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 
-from . import collectives
+from . import collectives, orthogonal
 from .collectives import Group
 from .execution import Execution
 from .hardware import Hardware
 from .links import Link, group_over
+from .memory import find_optimizer
 from .mesh import Mesh, SubAxis
 from .model import CostModel
-from .operator import Operator
+from .operator import Operator, Shape
 from .registry import COST_MODELS
 
 MERGE_LAUNCHES = 8
@@ -148,9 +149,34 @@ class Machine:
         merging = Operator("autopar.merge", "pointwise", dtype, (), (), 0.0, moved, MERGE_LAUNCHES * times)
         return self.operator_seconds(merging) if moved else 0.0
 
-    def optimizer_seconds(self, optimizer: str, elements: int, dtype: str) -> float:
-        """Seconds of the optimizer's step on one parameter of which the rank holds ``elements``."""
-        return self._model.optimizer_seconds(optimizer, elements, dtype, self.hardware)
+    def optimizer_seconds(
+        self, optimizer: str, elements: int, dtype: str, matrix: Shape | None = None, axes: Sequence[int] = ()
+    ) -> float:  # fmt: skip
+        """Seconds of the optimizer's step on one parameter of which the rank holds ``elements``.
+
+        Args:
+            matrix: the whole shape of a layer's matrix, which is all that some optimizers step; None of other parameters.
+            axes: that split the parameter.
+        """
+        others = find_optimizer(optimizer).others
+        if others is None or matrix is None:
+            return self._model.optimizer_seconds(others or optimizer, elements, dtype, self.hardware)
+        return self._model.optimizer_seconds(optimizer, elements, dtype, self.hardware) + self._orthogonal_seconds(matrix, axes)
+
+    def _orthogonal_seconds(self, matrix: Shape, axes: Sequence[int]) -> float:
+        """A rank's share of making a matrix orthogonal as a whole.
+
+        The ranks that split matrices share them out: each has whole ones by an all-to-all, and sends what it made of them back. A call
+        carries a matrix for each rank, so that each bears its part of the latency. As many ranks repeat the work as hold the same part.
+        """
+        if not self.times_operators:
+            return 0.0
+        group = [self.mesh.whole(axis) for axis in axes if self.mesh.sizes[axis] > 1]
+        ranks = math.prod(part.size for part in group)
+        work = orthogonal.STEPS * sum(map(self.operator_seconds, orthogonal.products(matrix)))
+        sent = self.collective_seconds("all_to_all", orthogonal.matrix_bytes(matrix), group)
+        spared = self.latency_seconds("all_to_all", group) * (1 - 1 / ranks) if ranks > 1 else 0.0
+        return work / ranks + 2 * (sent - spared)
 
     def _inside_node(self, part: SubAxis) -> bool:
         """Whether every group along ``part`` lies on one node."""

@@ -31,12 +31,14 @@ class Optimizer:
         accesses: how many values a step reads and writes, the gradient's and the weight's among them.
         master: whether it works on a float32 copy where the parameter has fewer bytes.
         state_bytes: kept beside ``states``, whatever the parameter's dtype.
+        others: where it steps matrices alone, each made orthogonal as a whole: the name of the one that steps the other parameters.
     """
 
     states: int
     accesses: int
     master: bool = False
     state_bytes: int = 0
+    others: str | None = None
 
     def bytes_kept(self, dtype: str) -> int:
         """Of the states of one element of a parameter of ``dtype``."""
@@ -57,6 +59,9 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "adamw-mixed": Optimizer(states=2, accesses=7, master=True),
     "sgd": Optimizer(states=0, accesses=3),  # without momentum: reads weight and gradient, writes weight
     "sgd-momentum": Optimizer(states=1, accesses=5),  # reads and writes the momentum too
+    # momentum: reads it and the gradient, writes it; direction: reads both, writes one, narrows it, divides it by its norm (2.5, of two
+    # bytes); reads the weight, writes it smaller; reads it and the direction, writes it
+    "muon": Optimizer(states=1, accesses=14, others="adamw"),
     "none": Optimizer(states=0, accesses=0),
 }
 
@@ -83,10 +88,23 @@ def find_optimizer(text: str) -> Optimizer:
     return Optimizer(states=0, accesses=int(own[2]), state_bytes=int(own[1]))
 
 
-def optimizer_bytes(optimizer: str, elements: int, dtype: str) -> int:
+def optimizer_of(optimizer: str, is_matrix: bool) -> Optimizer:
+    """The one that steps a parameter where ``optimizer`` steps the model: another than that where it steps matrices alone.
+
+    >>> optimizer_of("muon", True).states, optimizer_of("muon", False).states
+    (1, 2)
+    """
+    found = find_optimizer(optimizer)
+    return found if found.others is None or is_matrix else find_optimizer(found.others)
+
+
+def optimizer_bytes(optimizer: str, elements: int, dtype: str, is_matrix: bool = False) -> int:
     """Bytes of the states that ``optimizer`` keeps for ``elements`` parameter elements of ``dtype``.
+
+    Args:
+        is_matrix: of a layer's matrix, which is all that some optimizers step.
 
     >>> optimizer_bytes("adamw", 10, "bfloat16"), optimizer_bytes("adamw-mixed", 10, "bfloat16")
     (40, 120)
     """
-    return find_optimizer(optimizer).bytes_kept(dtype) * elements
+    return optimizer_of(optimizer, is_matrix).bytes_kept(dtype) * elements

@@ -14,6 +14,7 @@ from autopar.check.order import Order
 from autopar.check.parts import largest
 from autopar.check.walk import Walk
 from autopar.cost_models import Machine, optimizer_bytes
+from autopar.graph import is_matrix, looked_up
 from autopar.rows import TensorSpec
 from autopar.sharding import ShardingSpec
 
@@ -90,7 +91,9 @@ def _predicted(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
     walk, plan, machine = order.walk, order.walk.plan, order.walk.machine
     predicted, chosen = plan.predicted, plan.model.optimizer
     stepped = {name for kind, name, _ in plan.leaving if kind == "gradient"}
-    trained = [(local_elements(spec, plan.sizes), spec.dtype) for name, spec in plan.parameters.items() if spec.trained and name in stepped]
+    trained = [spec for name, spec in plan.parameters.items() if spec.trained and name in stepped]
+    rows = looked_up(walk.ops)
+    matrices = {spec.tensor: spec.shape for spec in trained if is_matrix(spec.shape, spec.dtype) and spec.tensor not in rows}
     times = plan.microbatches
     compute = times * math.fsum((*walk.seconds.values(), *(_adding(walk, value) for value in walk.sums.values())))
     communication = math.fsum(
@@ -98,7 +101,12 @@ def _predicted(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
         for name, call in order.calls.items()
     )
     communication += times * math.fsum(_inside(walk, op.name) for op in walk.ops)
-    optimizer = math.fsum(machine.optimizer_seconds(chosen, elements, dtype) for elements, dtype in trained)
+    optimizer = math.fsum(
+        machine.optimizer_seconds(
+            chosen, local_elements(spec, plan.sizes), spec.dtype, matrices.get(spec.tensor), ShardingSpec.parse(spec.spec).split_axes
+        )
+        for spec in trained
+    )
     hardware = machine.hardware
     whole = step(order.rows, times, hardware.overlap_slowdown, hardware.launch_overlaps, machine.issue_seconds) + optimizer
     where = "predicted"
@@ -111,7 +119,8 @@ def _predicted(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
     yield from seconds("objective.seconds", plan.objective.seconds, communication if summed else whole)
     received = sum(row.received_bytes_per_rank * row.times for row in plan.collectives)
     yield from count(f"{where}.received_bytes_per_rank", predicted.received_bytes_per_rank, received)
-    memory = {**lifetimes.peak(), "optimizer": sum(optimizer_bytes(chosen, elements, dtype) for elements, dtype in trained)}
+    states = sum(optimizer_bytes(chosen, local_elements(spec, plan.sizes), spec.dtype, spec.tensor in matrices) for spec in trained)
+    memory = {**lifetimes.peak(), "optimizer": states}
     for part, size in memory.items():
         yield from count(f"{where}.memory.{part}", getattr(predicted.memory, part), size)
     where, peak = f"{where}.peak_memory_bytes_per_rank", sum(memory.values())

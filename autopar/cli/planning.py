@@ -32,7 +32,7 @@ from autopar.target import Target
 HardwareOption = Annotated[str | None, typer.Option(help=f"a built-in name or a TOML file [default: {DEFAULT_HARDWARE}]")]
 ModeOption = Annotated[str, typer.Option(help="train or inference")]
 OptimizerOption = Annotated[
-    str, typer.Option(help="adamw, adamw-mixed, sgd, sgd-momentum, none, or one's own: NAME:BYTES,ACCESSES for each element")
+    str, typer.Option(help="adamw, adamw-mixed, sgd, sgd-momentum, muon, none, or one's own: NAME:BYTES,ACCESSES for each element")
 ]
 ComputeDtypeOption = Annotated[
     str | None, typer.Option(help="mixed precision: bfloat16, float16, or autocast-bfloat16, autocast-float16 as torch.autocast computes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -40,13 +40,14 @@ from autopar.rules import reads_values, takes_one_dtype
 
 @dataclass(frozen=True)
 class Capture:
-    """A graph, the values of its inputs of kind ``constant`` by name, the attributes in which the model's forward leaves tensors, and the
-    classes of its result."""
+    """A graph, the values of its inputs of kind ``constant`` by name, the attributes in which the model's forward leaves tensors, the
+    classes of its result, and by path the buffers whose values are constants of the graph."""
 
     graph: Graph
     constants: Mapping[str, Tensor]
     left: tuple[str, ...] = ()
     result: Kind | None = None
+    read: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def capture_graph(
@@ -113,7 +114,8 @@ def capture(
         try:
             exported, graph, found = _traced(model, call, weights, passed_over, plain, train=train)
             graph = where_used(graph)
-            whole = unrolled(graph, passed)
+            if not (passed and exported.read):  # what one layer reads, another one may have in another size
+                whole = unrolled(graph, passed)
         except Exception:
             if not passed:  # else the full trace fails in the same way, or has what this one lacks
                 raise
@@ -126,7 +128,7 @@ def capture(
             _check_gradients(exported, graph)
         values = {value.name: value.value for value in found if value.kind == "constant"} | weights.constants
         constants = {item.name: values[item.name] for item in graph.of_kind("constant")}
-    return Capture(dataclasses.replace(graph, groups=find_groups(graph)), constants, exported.left, exported.result)
+    return Capture(dataclasses.replace(graph, groups=find_groups(graph)), constants, exported.left, exported.result, exported.read)
 
 
 def _traced(

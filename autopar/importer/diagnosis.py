@@ -14,12 +14,14 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from autopar.errors import AutoparError, CaptureError, TimeLimitError
+from autopar.importer.fixed_sizes import REWRITES, hint_of
 
 _OURS = str(Path(__file__).resolve().parents[1])
 _ZOO = os.path.join(_OURS, "zoo")
@@ -85,6 +87,16 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
     ),
 )
 """A sign in the exception's class names or message, the cause it means, and what to do about it."""
+_OF_VALUES = frozenset(meaning for _, meaning, _ in _CAUSES[:2])
+"""The causes that some call of torch has made."""
+
+
+@dataclass(frozen=True)
+class Maker:
+    """A call of torch whose result depends on values: the function's name, and the user's line."""
+
+    name: str
+    place: tuple[str, int] | None
 
 
 @contextmanager
@@ -106,7 +118,7 @@ def diagnosed(step: str, running: Callable[[], tuple[str, int] | None] = lambda:
     except Carried as carried:
         if isinstance(carried.error, TimeLimitError):
             raise carried.error from None
-        raise explain(carried.error, step, running()) from None
+        raise explain(carried.error, step, running(), carried.maker, runs=carried.runs) from None
     except Exception as error:
         raise explain(error, step, running()) from None
 
@@ -115,33 +127,59 @@ class Carried(Exception):
     """An exception of the user's code on its way through export.
 
     Export attaches the graph so far to the exceptions that pass through it, and prints that graph; this one takes no attributes.
+
+    Args:
+        maker: what made the size, or asked for the value, that the program does not know.
+        runs: whether the model runs where it is not exported.
     """
 
     error: Exception
+    maker: Maker | None
+    runs: bool
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, maker: Maker | None = None, *, runs: bool = False) -> None:
         super().__init__(str(error))
-        object.__setattr__(self, "error", error)
+        for name, value in (("error", error), ("maker", maker), ("runs", runs)):
+            object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("__"):
             super().__setattr__(name, value)
 
 
-def explain(error: Exception, step: str, place: tuple[str, int] | None = None) -> CaptureError:
-    """The error for users. ``place`` is the file and line when the traceback does not hold the user's frames."""
+def is_known_cause(error: Exception) -> bool:
+    """Whether an error is refused in words of its own."""
+    return isinstance(error, AutoparError) or any(word in _signs(error) for sign, *_ in _CAUSES for word in sign.split("|"))
+
+
+def _signs(error: Exception) -> str:
+    """The text in which signs are looked for."""
+    return " ".join([*(kind.__name__ for kind in type(error).__mro__), str(error)])
+
+
+def explain(
+    error: Exception, step: str, place: tuple[str, int] | None = None, maker: Maker | None = None, *, runs: bool = False
+) -> CaptureError:  # fmt: skip
+    """The error for users.
+
+    Args:
+        place: the file and line when the traceback does not hold the user's frames.
+        maker, runs: see ``Carried``; the line that makes a size is named, not the one that first looks at it.
+    """
     if isinstance(error, AutoparError):
         return CaptureError(at_line(error.message, place or user_place(error)), error.hint)
-    signs = " ".join([*(kind.__name__ for kind in type(error).__mro__), str(error)])
+    signs = _signs(error)
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     found = f"{type(error).__name__}: {first[:LONGEST]}" if first else type(error).__name__
-    cause, hint = f"{step} fails with {found}", (
-        "run the model on these inputs without autopar to see whether it works; where it does, give it the masks that it makes itself "
-        "otherwise: models that ask torch.compiler.is_compiling() go another way while they are exported"
-    )
+    cause, hint = f"{step} fails with {found}", "run the model on these inputs without autopar to see what it says"
+    if runs:
+        cause = f"the model runs, and fails while it is exported, with {found}"
+        hint = "give it the masks that it makes itself otherwise: models that ask whether they are exported or compiled go another way then"
     for sign, meaning, advice in _CAUSES:
         if any(word in signs for word in sign.split("|")):
             cause, hint = f"{meaning} ({found})" if "Unsupported" in sign else meaning, advice
+            if maker is not None and meaning in _OF_VALUES:
+                place, hint = maker.place or place, hint_of(maker.name, maker.place) if maker.name in REWRITES else hint
             break
     return CaptureError(at_line(cause, place or user_place(error)), hint)
 

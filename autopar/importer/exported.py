@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from autopar.errors import CaptureError, UsageError
 from autopar.importer.autograd_calls import Deferred, deferring, replaced
 from autopar.importer.calls import argument_names, input_name, nested, plain_leaf, tree_of
 from autopar.importer.containers import Kind, closed, kind_of, opened
-from autopar.importer.diagnosis import Carried, at_line, refuse_collective, refuse_conversion, refuse_rank
+from autopar.importer.diagnosis import Carried, at_line, is_known_cause, refuse_collective, refuse_conversion, refuse_rank
 from autopar.importer.hidden_state import check_kept, keeps_tensors
 from autopar.importer.indexing import Indexing
 from autopar.importer.known_values import KnownValues
@@ -80,6 +80,7 @@ class Exported:
         calls: what the graph's deferred operators stand for.
         left: the attributes, by path, in which the forward leaves what it made of its inputs, or another tensor than was there.
         result: the classes of what the model, or the loss, gives.
+        read: the buffers of which forward reads values, by path: they are constants.
     """
 
     graph_module: torch.fx.GraphModule
@@ -91,6 +92,7 @@ class Exported:
     calls: tuple[Deferred, ...] = ()
     left: tuple[str, ...] = ()
     result: Kind | None = None
+    read: Mapping[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def tensors(self) -> tuple[Value, ...]:
@@ -99,21 +101,28 @@ class Exported:
         return tuple(reversed(unique.values()))
 
 
+class HeldValues(dict[str, Tensor]):
+    """Tensors by path, which torch does not take for tensors that a module holds."""
+
+
 class Program(nn.Module):
     """The model and its loss as one module; it takes and gives opened containers, the model those of ``call``.
 
     ``attributes``: the paths of plain tensor attributes; those that the forward assigned anew are in ``replaced``.
-    ``drawn``: the generators outside of torch that it drew from. ``ran``: is told the result.
+    ``drawn``: the generators outside of torch that it drew from. ``ran``: is told the result. ``values``: of buffers, by path;
+    ``read``: those that it read.
     """
 
     def __init__(
         self, model: nn.Module, loss: Callable[..., Any] | None, call: Sequence[Any], deferred: list[Deferred], compute_dtype: str | None,
-        ran: Callable[[Any], None], attributes: Container[str],
+        ran: Callable[[Any], None], attributes: Container[str], values: Mapping[str, Tensor],
     ) -> None:  # fmt: skip
         super().__init__()
         self.attributes = attributes
+        self.values = HeldValues(values)
         self.replaced: set[str] = set()
         self.drawn: set[str] = set()
+        self.read: set[str] = set()
         self.compute_dtype = compute_dtype
         self.model = model
         self.loss = loss
@@ -123,22 +132,26 @@ class Program(nn.Module):
         self.deferred = (deferred,)  # export puts back every other attribute that changes while it traces
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
-        traced = dict(self.model.named_parameters())
+        traced, known = dict(self.model.named_parameters()), KnownValues()
+        for path, stand_in in self.model.named_buffers(remove_duplicate=False):
+            if path in self.values:
+                known.note_buffer(path, stand_in, self.values[path])
         try:
             with (
                 self.whole(), torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced),
-                KnownValues() as known, Called(), Indexing(known), cumulative_averages(), every_row(),
+                known, Called(), Indexing(known), cumulative_averages(), every_row(),
                 torch_compat.refused_collectives(refuse_collective), torch_compat.refused_ranks(refuse_rank),
                 torch_compat.answered_as_one_device(),
                 torch_compat.kept_modules(set(self.modules()), refuse_conversion),
             ):  # fmt: skip
                 before = _generators()
                 result = self._run(traced, *closed((args, kwargs, loss_args), self.call))
+                self.read.update(known.read)
                 self.drawn.update(name for name, state in _generators().items() if state != before.get(name))
                 self.ran(result)  # export puts back the modules' attributes afterwards
                 return opened(result)
         except Exception as error:
-            raise Carried(error) from None
+            raise Carried(error, known.maker_of(error)) from None
 
     def _run(self, traced: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
         self.replaced.clear()
@@ -226,12 +239,13 @@ def export(
         keeping.append(keeps_tensors((*model.modules(), loss), weights.stand_ins.values()))
         counted.update({path: (was, now) for path, was, now in weights.changed() if not isinstance(was, bool) and was != now})
 
-    module = Program(model, loss, given, calls, compute_dtype, ran, weights.constants)
-    once_through = Program(model, None, given, [], compute_dtype, lambda _: None, weights.constants)
-    again = Program(model, loss, given, [], compute_dtype, lambda _: None, weights.constants)  # of two calls, one after another
+    module = Program(model, loss, given, calls, compute_dtype, ran, weights.constants, weights.values)
+    once_through = Program(model, None, given, [], compute_dtype, lambda _: None, weights.constants, weights.values)
+    # of two calls, one after another
+    again = Program(model, loss, given, [], compute_dtype, lambda _: None, weights.constants, weights.values)
     listening = train if recording is None else recording
     with within(lambda: _run_once(once_through, call, weights)) as module.whole, torch.set_grad_enabled(listening):
-        program = torch.export.export(module, call, strict=False)
+        program = _exported(module, once_through, call, weights)
     leaves, _ = torch_compat.flatten_with_paths(call)
     names = [input_name(path, tops) for path, _ in leaves]
     for path, (was, now) in counted.items():
@@ -259,7 +273,34 @@ def export(
     if recording:
         arguments["recording"] = True
     loss_at, once = (position, False) if train else (None, flagged[-1])
-    return Exported(program.graph_module, values, outputs, arguments, loss_at, once, tuple(calls), left, kinds[-1])
+    read = {path: weights.values[path].detach().cpu().clone() for path in sorted(module.read)}
+    return Exported(program.graph_module, values, outputs, arguments, loss_at, once, tuple(calls), left, kinds[-1], read)
+
+
+def _exported(
+    module: Program, once_through: Program, call: tuple[Any, ...], weights: FakeWeights
+) -> torch.export.ExportedProgram:  # fmt: skip
+    """The program of a call. Where a model fails that runs on these stand-ins otherwise, it is told that nothing exports it: some make
+    masks in another way then.
+
+    Raises:
+        Carried: what the model raises. It says so where the model runs otherwise.
+    """
+    try:
+        return torch.export.export(module, call, strict=False)
+    except Carried as carried:
+        if carried.maker is not None or is_known_cause(carried.error):
+            raise
+        try:
+            _run_once(once_through, call, weights)
+        except Exception:
+            raise carried from None
+        module.deferred[0].clear()
+        try:
+            with torch_compat.answered_as_not_exported():
+                return torch.export.export(module, call, strict=False)
+        except Exception:
+            raise Carried(carried.error, runs=True) from None
 
 
 def _run_once(program: Program, call: tuple[Any, ...], weights: FakeWeights) -> None:

@@ -43,11 +43,11 @@ class Indexing(TorchFunctionMode):
                 return own.put(tensor, value[0]) if value else own.picked(tensor)
             return _put(function, tensor, items, value[0]) if value else _picked(function, tensor, items)
         if name in _COUNTED and (name != "where" or len(args) == 1):
-            found = self.known.answered(function, args, kwargs)
+            found = self.known.answered(function, args, kwargs, sized=True)
             if found is not None:
                 return torch_compat.map_only(numpy.ndarray, torch.from_numpy, found)
             if name == "repeat_interleave" and "output_size" not in kwargs and len(args) > 1:
-                count = self.known.answered(torch.sum, args[1:2], {}) if isinstance(args[1], Tensor) else None
+                count = self.known.answered(torch.sum, args[1:2], {}, sized=True) if isinstance(args[1], Tensor) else None
                 kwargs = kwargs if count is None or args[1].dim() == 0 else {**kwargs, "output_size": int(count)}
             if name == "masked_select" and not kwargs and args[0].shape == args[1].shape:
                 return args[0][tuple(self._items(args[1]))]
@@ -56,7 +56,8 @@ class Indexing(TorchFunctionMode):
     def _items(self, item: Any, *, places: bool = True) -> Iterator[Any]:
         """What stands for one item of an index: the ``places`` of a mask that is known, a number that is known, or the item."""
         if isinstance(item, Tensor):
-            value = self.known.answered(torch.clone, (item,), {}) if item.dtype == torch.bool or _is_number(item) else None
+            mask = item.dtype == torch.bool
+            value = self.known.answered(torch.clone, (item,), {}, sized=mask and places) if mask or _is_number(item) else None
         else:
             flags = isinstance(item, list) and all(isinstance(one, bool) for one in item)
             value = numpy.asarray(item) if flags or isinstance(item, numpy.ndarray) else None

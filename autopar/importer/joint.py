@@ -22,6 +22,7 @@ from autopar.importer.autograd_calls import OPERATOR, REFUSING, Users, with_hook
 from autopar.importer.blocks import InBlocks
 from autopar.importer.diagnosis import at_line, refuse_collective
 from autopar.importer.exported import Exported
+from autopar.importer.fixed_sizes import hint_of
 from autopar.importer.in_place import InPlace
 from autopar.importer.precision import autocast_of
 from autopar.importer.provenance import user_frame
@@ -30,16 +31,6 @@ from autopar.importer.rewrite.patterns import recognised
 
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem")
 """Namespaces of torch's collectives."""
-
-_MASKED = "in place of x[mask] torch.where(mask, x, 0), whose sum divided by mask.sum() is the mean"
-_OF_KNOWN_SIZE = {
-    "bincount": "in place of bincount x.new_zeros(n).index_add(0, i, x.new_ones(len(i)))",
-    "index": _MASKED,
-    "masked_select": _MASKED,
-    "repeat_interleave": "with output_size= for example",
-}
-"""By operator, code that does the same with a known size."""
-
 
 _PLAINLY = {
     "cond": ": compute both branches and choose by torch.where, or decide in Python by what is known before the run",
@@ -193,9 +184,8 @@ def check_sizes(graph_module: torch.fx.GraphModule) -> None:
                 raise CaptureError(at_line(message, user_frame(node)), hint)
             sizes = value.shape if isinstance(value, Tensor) else [value]
             if not all(size is None or isinstance(size, (bool, int, float, str)) for size in sizes):
-                message = f"the size of the result of {node.target} depends on the values of a tensor"
-                hint = _OF_KNOWN_SIZE.get(torch_compat.schema_of(node.target).name.partition("::")[2], "such as topk, where or a mask")
-                raise CaptureError(at_line(message, user_frame(node)), f"use operators whose result sizes are known before the run, {hint}")
+                message, place = f"the size of the result of {node.target} depends on the values of a tensor", user_frame(node)
+                raise CaptureError(at_line(message, place), hint_of(torch_compat.schema_of(node.target).name.partition("::")[2], place))
 
 
 def _users(table: Mapping[Any, Replacement], marked: Callable[[], Any]) -> Users:

@@ -1,7 +1,8 @@
 """Conditions whose answer is known while the model runs on stand-ins: of constants that its code makes, of checks, of finiteness.
 
 The model runs once, on tensors without values. Where Python asks for a value (``if (mask == causal).all()``), the answer is computed
-when it depends on nothing but numbers in the code. Checks (torch's own, ``assert``) leave no trace in the graph. Guards against
+when it depends on nothing but numbers in the code and buffers to which the forward does not write: a stride that is kept in one is a
+constant. As an index and in arithmetic buffers stay tensors. Checks (torch's own, ``assert``) leave no trace in the graph. Guards against
 values that are not finite (``if torch.isnan(x).any()``) are answered as for finite values, and a warning says so. Everything else is the
 user's to rewrite.
 """
@@ -26,7 +27,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from autopar import torch_compat
-from autopar.importer.diagnosis import is_user_file
+from autopar.errors import CaptureError
+from autopar.importer.diagnosis import Maker, at_line, is_user_file
+from autopar.importer.fixed_sizes import REWRITES
 
 _ASKING = frozenset({"__bool__", "item", "__int__", "__float__", "__index__", "tolist", "is_nonzero", "equal", "allclose"})
 _FINITE = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
@@ -62,7 +65,7 @@ class Known:
     """How a value is computed from numbers in the code: ``function(*args, **kwargs)``, in which what is known of a tensor is in its place.
 
     ``given``: both; ``number``: of the call, among those noted; ``part``: which of its results; ``assumed``: finiteness was taken for
-    granted.
+    granted. ``buffers``: those of the model that it is made of.
     """
 
     function: Callable[..., Any]
@@ -70,17 +73,36 @@ class Known:
     number: int
     part: int | None = None
     assumed: bool = False
+    buffers: frozenset[str] = frozenset()
 
 
 @dataclass
 class KnownValues(TorchFunctionMode):
-    """Notes how tensors come about, and answers for those that are known."""
+    """Notes how tensors come about, and answers for those that are known.
+
+    Args:
+        makers: by size that only values tell, what made it first.
+        failed: what was last called in vain for a value or a size.
+        read: the buffers of which a value was read, with the user's line.
+    """
 
     noted: dict[int, tuple[Tensor, Known]] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=count)
+    makers: dict[str, Maker] = field(default_factory=dict)
+    failed: Maker | None = None
+    read: dict[str, tuple[str, int] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__()
+
+    def note_buffer(self, name: str, stand_in: Tensor, value: Tensor) -> None:
+        """From now on a buffer has the value that the model has it in, until it is written to."""
+        self._note(stand_in, Known(lambda: value.detach().cpu().clone(), ((), {}), next(self.numbers), buffers=frozenset((name,))))
+
+    def maker_of(self, error: Exception) -> Maker | None:
+        """What made the size, or asked for the value, for which the program failed."""
+        made = [self.makers[name] for name in sorted(torch_compat.unknown_sizes(error)) if name in self.makers]
+        return made[0] if made else self.failed
 
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -90,14 +112,16 @@ class KnownValues(TorchFunctionMode):
         tensors = [item for item in torch_compat.leaves_of((args, kwargs)) if isinstance(item, Tensor)]
         known = all(id(item) in self.noted for item in tensors)
         assumed = known and any(self.noted[id(item)][1].assumed for item in tensors)
+        buffers = self._buffers(tensors) if known else frozenset()
         if name in _ASKING and tensors:
             wanted = _wanted_by_check() if name in ("__bool__", "item") and (assumed or not known) else None
             if wanted is not None:
                 return wanted
             if known:
+                self._read(buffers)
                 return self._answer(function, args, kwargs, assumed)
         versions = {id(item): item._version for item in tensors}
-        result = function(*args, **kwargs)
+        result = self._called(function, name, args, kwargs)
         written = [item for item in tensors if item._version != versions[id(item)]]
         given = torch_compat.leaves_of(kwargs.get("out"))
         replaced = tensors[:1] if name in _SETTING else [item for item in given if isinstance(item, Tensor)]
@@ -108,19 +132,51 @@ class KnownValues(TorchFunctionMode):
         elif name in _FINITE and not known and isinstance(result, Tensor):
             self._note(result, Known(torch.full, ((tuple(result.shape), _FINITE[name]), {}), next(self.numbers), assumed=True))
         elif sure and name != "__get__":
-            made = Known(function, self._now((args, kwargs)), next(self.numbers), assumed=assumed)
+            made = Known(function, self._now((args, kwargs)), next(self.numbers), assumed=assumed, buffers=buffers)
             results = result if isinstance(result, (tuple, list)) else [result]
             for index, item in enumerate(results):
                 if isinstance(item, Tensor) and not any(item is one for one in tensors):
                     self._note(item, made if item is result else replace(made, part=index))
         return result
 
-    def answered(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the function gives where all that it takes is known, tensors as arrays; None otherwise."""
+    def answered(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, sized: bool = False) -> Any:
+        """What the function gives where all that it takes is known, tensors as arrays; None otherwise.
+
+        Args:
+            sized: the size of the result depends on it, so that values of buffers are taken too.
+        """
         tensors = [item for item in torch_compat.leaves_of((args, kwargs)) if isinstance(item, Tensor)]
         if not tensors or any(id(item) not in self.noted or self.noted[id(item)][1].assumed for item in tensors):
             return None
+        if buffers := self._buffers(tensors):
+            if not sized:
+                return None
+            self._read(buffers)
         return self._answer(lambda *args, **kwargs: torch_compat.map_tensors(Tensor.numpy, function(*args, **kwargs)), args, kwargs, False)
+
+    def _called(self, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The function's result; notes what made sizes that only values tell."""
+        try:
+            result = function(*args, **kwargs)
+        except Exception:
+            if name in REWRITES:
+                self.failed = self._maker(name)
+            raise
+        for item in result if isinstance(result, (tuple, list)) else (result,):
+            for size in torch_compat.unknown_sizes(item) - self.makers.keys():
+                self.makers[size] = self._maker(name)
+        return result
+
+    def _maker(self, name: str) -> Maker:
+        return Maker(name, _running_line())
+
+    def _buffers(self, tensors: list[Tensor]) -> frozenset[str]:
+        """Those that what is known of the tensors is made of."""
+        return frozenset[str]().union(*(self.noted[id(item)][1].buffers for item in tensors))
+
+    def _read(self, buffers: frozenset[str]) -> None:
+        for name in buffers:
+            self.read.setdefault(name, _running_line())
 
     def _note(self, tensor: Tensor, known: Known) -> None:
         self.noted[id(tensor)] = (tensor, known)
@@ -135,7 +191,11 @@ class KnownValues(TorchFunctionMode):
         sharing = [entry for entry in self.noted.values() if torch_compat.storage_key(entry[0]) in keys]
         for tensor, _ in sharing:
             del self.noted[id(tensor)]
-        if how is not None:
+        buffers = frozenset[str]().union(*(known.buffers for _, known in sharing))
+        for name in sorted(buffers & self.read.keys()):
+            message = f"the forward reads a value of its buffer {name} as a constant, and writes to it afterwards, so that it is none"
+            raise CaptureError(at_line(message, self.read[name]), "keep what changes in tensor operators, or count in a plain attribute")
+        if how is not None and not buffers:
             function, *given, assumed = how
             place = next(number for number, (tensor, _) in enumerate(sharing) if tensor is written[0])
             before = [known for _, known in sharing]
@@ -188,6 +248,12 @@ def _real(tree: Any) -> Any:
 
 def _knowns(tree: Any) -> list[Known]:
     return [leaf for leaf in torch_compat.leaves_of(tree) if isinstance(leaf, Known)]
+
+
+def _running_line() -> tuple[str, int] | None:
+    """The user's file and line in the calls that are running."""
+    frame = running_user_frame()
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def running_user_frame() -> FrameType | None:

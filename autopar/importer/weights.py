@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autopar import torch_compat
 from autopar.attributes import exchanged
 
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
@@ -29,6 +30,7 @@ class FakeWeights:
         mode: the fake mode that all stand-ins belong to.
         paths: for each stand-in, by identity, every path at which the module holds its original.
         hooks: for each stand-in, by identity, the hooks on its original's gradient.
+        values: of buffers and plain tensor attributes that have some, whole on this rank, by path.
         constants: plain tensor attributes of modules, by path: neither parameters nor buffers, yet part of the model.
         numbers: each module with its path and the numbers and true-or-false attributes it had before it ran.
     """
@@ -40,6 +42,7 @@ class FakeWeights:
     constants: dict[str, Tensor] = field(default_factory=dict)
     numbers: list[tuple[str, nn.Module, dict[str, Any]]] = field(default_factory=list)
     hooks: dict[int, tuple[Callable[..., Any], ...]] = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)
 
     def flagged(self) -> bool:
         """Whether the forward has noted in some module that something was done, so that its next call will not do it again."""
@@ -84,6 +87,8 @@ def fake_weights(module: nn.Module, mode: Any, *, train: bool) -> Iterator[FakeW
                         undo.append((values, name, tensor))
                         values[name] = weights.fake(tensor, train=train)
                         weights.paths.setdefault(id(values[name]), []).append(_path(prefix, name))
+                        if values is part._buffers and (whole := torch_compat.values_of(tensor)) is not None:
+                            weights.values[_path(prefix, name)] = whole
         for prefix, part in module.named_modules():
             for name, value in list(vars(part).items()):
                 stand_in = value if name in _REGISTERED else exchanged(value, weights.stand_ins)
@@ -96,6 +101,8 @@ def fake_weights(module: nn.Module, mode: Any, *, train: bool) -> Iterator[FakeW
                     part.register_buffer(name, weights.fake(value, train=False), persistent=False)
                     added.append((part, name))
                     weights.constants[_path(prefix, name)] = value
+                    if (whole := torch_compat.values_of(value)) is not None:
+                        weights.values[_path(prefix, name)] = whole
         if not train:
             module.eval()
         weights.numbers = [

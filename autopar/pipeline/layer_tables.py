@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from autopar.cost_models import optimizer_bytes
+from autopar import pricing
 from autopar.pipeline.cutting import find_units
 from autopar.schedule import Schedule, simulate
 from autopar.schedule.storages import entering, storage_bytes
@@ -94,9 +94,8 @@ def _rest(schedule: Schedule, optimizer: str, home: Mapping[str, int], count: in
     graph, found = schedule.graph, [0.0] * count
     for item in graph.of_kind("parameter"):
         readers = [home[graph.ops[index].name] for index, _ in graph.consumers[item.tensor] if graph.ops[index].phase == "forward"]
-        tensor, size = graph.tensors[item.tensor], schedule.local_bytes(item.tensor)
-        steps = item.tensor in graph.stepped
-        states = optimizer_bytes(optimizer, size // (tensor.bytes // tensor.elements), tensor.dtype) if steps else 0
+        size, steps = schedule.local_bytes(item.tensor), item.tensor in graph.stepped
+        states = pricing.state_bytes(graph, item.tensor, size, optimizer) if steps else 0
         for unit in sorted(set(readers))[:1]:
             found[unit] += size * (2 if steps else 1) + states
     return found

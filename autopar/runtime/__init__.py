@@ -27,11 +27,13 @@ checkpoints         what a rank stores of a DTensor in blocks
 steps               one step as one autograd function
 accumulation        a step of several microbatches
 footprint           the peak of memory as a schedule is run
+padding             calls of any length, padded to planned ones
 programs            a program for each mode, shapes and settings that a module is called with
 settings            plain attributes of the model's modules, and what containers among them hold, with which a program is made
 container_snapshot  what lists, dictionaries and plain objects hold, noted and compared
 data                what each rank loads
 module              the nn.Module
+matrix_steps        matrices made orthogonal whole, for Muon, by the ranks that hold their parts
 optimizers          float32 master weights beside half-precision parameters
 compiling           plan -> module
 exporting           programs in a folder: the plan and each rank's shards

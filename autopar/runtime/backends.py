@@ -320,6 +320,22 @@ _OVER_GROUP: dict[str, Callable[[Tensor, Exchange, dist.ProcessGroup, Ends | Non
 }
 
 
+def exchange_parts(sent: Sequence[Tensor], received: Sequence[torch.Size], group: dist.ProcessGroup) -> list[Tensor]:
+    """What each member of a group sends this rank, waited for.
+
+    Args:
+        sent: for each member, all of one dtype.
+        received: the shape that comes from each member.
+    """
+    buffer = torch.cat([part.reshape(-1) for part in sent])
+    counts = [shape.numel() for shape in received]
+    out = buffer.new_empty(sum(counts))
+    lent = lend(_plain(out)), lend(_plain(buffer))
+    work = dist.all_to_all_single(*lent, counts, [part.numel() for part in sent], group=group, async_op=True)
+    (arrived,) = Sent(work, out, lent, buffer)()
+    return [part.view(shape) for part, shape in zip(arrived.split(counts), received, strict=True)]
+
+
 # --- one rank while it is traced ---------------------------------------------------------------------------------------
 
 

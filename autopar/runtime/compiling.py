@@ -29,6 +29,7 @@ from autopar.runtime.checkpoints import chunks, part_of
 from autopar.runtime.emission import Graphs, emit
 from autopar.runtime.execution import Executable, bind, groups_needed
 from autopar.runtime.groups import team_of
+from autopar.runtime.matrix_steps import make_each_orthogonal
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.programs import Programs
 from autopar.runtime.settings import Settings, held_by
@@ -36,7 +37,7 @@ from autopar.runtime.steps import Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed
-from autopar.torch_compat import checkpoint_in_chunks, flatten_axes, forward_of, lay_by_parts, teach_dtensors
+from autopar.torch_compat import checkpoint_in_chunks, flatten_axes, forward_of, lay_by_parts, step_whole_matrices, teach_dtensors
 
 _STARTS = count()
 """Process groups that `join_launched` has started in this process: equal on all ranks."""
@@ -101,7 +102,7 @@ def compile_plan(
     captured, schedule = together(lambda: _rebuilt(model, plan, loss, example), team_of(mesh))
     return compile_schedule(
         model, schedule, captured.constants, plan=plan, loss=loss, mesh=mesh, inputs=inputs, outputs=outputs, device=device, init=init,
-        seed=seed, execute=execute, left=captured.left, result=captured.result,
+        seed=seed, execute=execute, left=captured.left, result=captured.result, read=captured.read,
     )  # fmt: skip
 
 
@@ -160,6 +161,23 @@ def shared_plan(plan: Plan | None, mesh: DeviceMesh | None, device: str | torch.
     return plan
 
 
+def shared_plans(plans: Mapping[Any, Plan] | None, mesh: DeviceMesh | None, device: str | torch.device | None) -> dict[Any, Plan]:
+    """Several plans by what they are for, or those of the first rank that has some. Collective.
+
+    Raises:
+        UsageError: no rank has any. MismatchError: ranks have plans for other calls.
+    """
+    calls = list(plans) if plans is not None else None
+    first = shared_plan(next(iter(plans.values())) if plans is not None else None, mesh, device)
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return dict(plans or {})
+    everyone = everyones(calls, team_of(mesh))
+    known: list[Any] = next(item for item in everyone if item is not None)
+    if any(item not in (None, known) for item in everyone):
+        raise MismatchError("ranks have plans of other lengths", "plan on one rank and pass None on the others, or the same plans on all")
+    return {known[0]: first, **{call: shared_plan(plans[call] if plans is not None else None, mesh, device) for call in known[1:]}}
+
+
 def _rebuilt(model: nn.Module, plan: Plan, loss: Callable[..., Any] | None, example: Example | None) -> tuple[Capture, Schedule]:
     check_parameters(model, plan)
     return rebuild(model, plan, loss=loss, example=example)
@@ -214,6 +232,7 @@ def compile_schedule(
     execute: Execute = "eager",
     also: Sequence[tuple[Capture, Schedule]] = (),
     left: tuple[str, ...] = (),
+    read: Mapping[str, torch.Tensor] | None = None,
     result: Kind | None = None,
 ) -> ShardedModule:
     """The model with its weights placed as the schedule wants them and its forward running it; see ``compile_plan``.
@@ -221,6 +240,7 @@ def compile_schedule(
     Args:
         also: captures and schedules of further calls, with all weights in the same specs: they are run as planned, not planned anew.
         left: the attributes in which the model's own forward leaves tensors.
+        read: the buffers whose values are constants of the schedule, by name.
         result: the classes of what it gives.
         dropout: False keeps every element, scaled as if some were dropped, so that runs can be compared (see ``runtime.execution.bind``).
     """
@@ -233,9 +253,10 @@ def compile_schedule(
         check_agreement(schedule, team)
         mine = own_constants(schedule, captured.constants, place)
         call = CallTree(captured.graph.arguments, forward_of(model), loss, captured.result)
-        return replace(bind_step(schedule, mine, call, place, inputs, dropout, execute), left=captured.left, outputs=outputs)
+        made = bind_step(schedule, mine, call, place, inputs, dropout, execute)
+        return replace(made, left=captured.left, read=captured.read, outputs=outputs)
 
-    step = bound(Capture(graph, constants, left, result), schedule)
+    step = bound(Capture(graph, constants, left, result, read or {}), schedule)
     specs = {
         item.name: item.own_spec(schedule.specs[item.tensor], machine.mesh.sizes)
         for item in graph.inputs if item.kind in ("parameter", "buffer")
@@ -274,6 +295,7 @@ def bind_step(
     teach_dtensors()
     checkpoint_in_chunks(chunks)
     lay_by_parts(part_of)
+    step_whole_matrices(make_each_orthogonal)
     backend: Backend = (ProcessRanks if execute == "eager" else TracedRanks)(place.mesh, groups_needed(schedule), place.team)
     bound = bind(schedule, backend, place.device, dropout=dropout, in_place=execute == "eager")
     executable: Executable | Graphs = bound

@@ -24,6 +24,7 @@ from autopar.runtime.data import LocalBatches, LocalIndices, rows_of
 from autopar.runtime.forward_attributes import leave, put_back
 from autopar.runtime.groups import Team
 from autopar.runtime.held_weights import HeldWeights
+from autopar.runtime.padding import HandOut, Padding
 from autopar.runtime.parts import keep_within, told_of_weights
 from autopar.runtime.programs import Programs, input_of
 from autopar.runtime.rows import block_of
@@ -32,7 +33,7 @@ from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import WithinReplicas, transforms_run
+from autopar.torch_compat import WithinReplicas, transforms_run, values_of
 
 OTHER_CALLS = 0x9E3779B9
 """How far calls without gradients are apart in what they draw, beyond any number of training steps; odd, since CPUs' generators take the
@@ -104,6 +105,11 @@ class ShardedModule(WithinReplicas, OwnStates):
         Raises:
             UsageError: arguments that differ from the planned ones; weights that have no values yet.
         """
+        padding = self._programs.padding
+        return self.run(args, kwargs) if padding is None else padding.call(self, args, kwargs)
+
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], hand_out: HandOut | None = None) -> Any:
+        """``forward`` of a call as it comes, or as it was padded; ``hand_out`` says what becomes of each output, by name."""
         self._check_values()
         self._check_context()
         put_back(self.tree, self._left)
@@ -145,9 +151,23 @@ class ShardedModule(WithinReplicas, OwnStates):
         outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained)) if trains else call.forward(keep=False)
         self.__dict__.update(dropout_step=self.dropout_step + trains, other_calls=0 if trains else self.other_calls + 1, _left=step.left)
         leave(self.tree, step.left)
+        if hand_out is not None:
+            outputs = tuple(hand_out(output.name, tensor) for (output, _), tensor in zip(call.leaving, outputs, strict=True))
         by_name = dict(zip(call.names, outputs, strict=True))
         by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
         return step.call.result(by_name)
+
+    def pad_calls(self, padding: Padding) -> None:
+        """From now on calls, of copies too, are padded so."""
+        self._programs.padding = padding
+
+    def named_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The tensors of a call by input name. Raises UsageError: a call that no program can be made for."""
+        return self._programs.named_inputs(self.parts[0], args, kwargs)[1]
+
+    def program_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
+        """The program of a call; see ``Programs.find``."""
+        return self._programs.find(self.parts, args, kwargs)[0]
 
     def make_call(self, made: tuple[Any, ...], cut: Mapping[str, Any]) -> Call:
         """The call of a program: arguments of ``Call``, and this rank's parts of inputs that are cut."""
@@ -202,7 +222,19 @@ class ShardedModule(WithinReplicas, OwnStates):
             raise UsageError(f"{len(empty)} parameters or buffers were on meta and have no values yet: {some}", hint)
 
     def check_loaded(self) -> None:
-        """Warns of buffers that have no values still and are in no state dict."""
+        """Warns of buffers that have no values still and are in no state dict.
+
+        Raises:
+            UsageError: a buffer has another value than the one that is a constant of a program.
+        """
+        held = dict(self.named_buffers(remove_duplicate=False))
+        for step in (self.step, *self._programs.made.values()):
+            for name, value in step.read.items():
+                now = values_of(held[name]) if name in held else None
+                if now is not None and not torch.equal(now.cpu(), value):
+                    what = f"the buffer {name} becomes another one, of which forward reads sizes or numbers"
+                    hint = "load it into the model before that is planned and compiled"
+                    raise UsageError(f"{what}: they are constants of the program", hint)
         if left := self._not_persistent(self._find_empty()):
             message = f"what was loaded holds no values of {', '.join(left[:3])}: {len(left)} buffers that are not persistent"
             warnings.warn(f"{message}\nhint: {_filling(left)}", EmptyBufferWarning, stacklevel=3)
@@ -265,7 +297,7 @@ class ShardedModule(WithinReplicas, OwnStates):
                 "torch.manual_seed was called after the first call of a compiled module, which draws on of the seed agreed on there,"
                 f" {self.dropout_seed}; set module.dropout_seed, and module.dropout_step, on all ranks alike for another"
             )
-            warnings.warn(text, LaterSeedWarning, stacklevel=6)
+            warnings.warn(text, LaterSeedWarning, stacklevel=7)
         members, world = self.team.members, dist.get_world_size()
         number = SEEDS * (self.dropout_seed or 0) + self.dropout_step + (0 if trains else OTHER_CALLS * self.other_calls)
         return number if len(members) == world else number * world + min(members)

@@ -26,6 +26,7 @@ from autopar.plan import Plan
 from autopar.recording import record, replay
 from autopar.runtime.agreement import everyones, together
 from autopar.runtime.calls import Nesting, OtherCallError
+from autopar.runtime.padding import Padding
 from autopar.runtime.parts import captured_again
 from autopar.runtime.placement import from_placements
 from autopar.runtime.rows import check_one_batch, described
@@ -78,6 +79,7 @@ class Programs:
         optimizer, memory_limit: what the others are planned for: the optimizer by name, the limit per rank with the optimizer's states.
         states_bytes: of the optimizer, which lie beside a program without a backward.
         bind: a capture and its schedule -> what runs them; None without the model, when there is nothing to capture.
+        padding: how calls are padded to the planned lengths; None where they are run as they come.
     """
 
     main: Step
@@ -88,6 +90,7 @@ class Programs:
     states_bytes: int = 0
     bind: Callable[[Capture, Schedule], Step] | None = None
     settings: Settings = field(default_factory=Settings)
+    padding: Padding | None = None
     made: dict[Key, Step] = field(default_factory=dict)
 
     def find(self, parts: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Step, dict[str, torch.Tensor]]:
@@ -99,7 +102,7 @@ class Programs:
         Raises:
             UsageError: the call has floats of another dtype than planned, or there are too many programs.
         """
-        nesting, tensors = self._given(parts[0], args, kwargs)
+        nesting, tensors = self.named_inputs(parts[0], args, kwargs)
         training = tuple([part.training for part in parts])
         whole = self._whole_shapes(tensors)
         shapes = tuple((name, whole[name], tensor.requires_grad, _exact_dtype(tensor)) for name, tensor in tensors.items())
@@ -124,7 +127,7 @@ class Programs:
         step = self.made[key]
         return step, step.call.tensors(args, kwargs)
 
-    def _given(
+    def named_inputs(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Nesting, dict[str, torch.Tensor]]:  # fmt: skip
         """How a call is nested, empty for one as planned, and its tensors by input name.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -44,6 +44,7 @@ class Step:
         call: how the tensors of a call and of its result are nested.
         constants: this rank's parts of the tensors baked into the model, by the graph's names.
         left: the attributes in which the model's own forward leaves tensors (see ``runtime.forward_attributes``).
+        read: the buffers whose values are constants of the program, by name.
         outputs: ``placed``: what is split leaves as a DTensor; ``full``: whole, as a plain tensor.
     """
 
@@ -53,6 +54,7 @@ class Step:
     call: CallTree
     constants: Mapping[str, torch.Tensor]
     left: tuple[str, ...] = ()
+    read: Mapping[str, torch.Tensor] = field(default_factory=dict)
     outputs: Outputs = "placed"
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from autopar import pricing
 from autopar.cost_models import Machine
-from autopar.graph import DTYPE_BYTES, Graph, GraphOutput
+from autopar.graph import Graph, GraphOutput
 from autopar.rules import is_alias
 from autopar.schedule.assignment import Layout
 from autopar.schedule.collectives import Collective
@@ -173,9 +173,5 @@ class Schedule:
 
     def optimizer_seconds(self, optimizer: str) -> float:
         """One step of the optimizer on the local shards of trained parameters."""
-        found = 0.0
-        for item in self.graph.inputs:
-            if item.tensor in self.graph.stepped:
-                dtype = self.graph.tensors[item.tensor].dtype
-                found += self.machine.optimizer_seconds(optimizer, self.local_bytes(item.tensor) // DTYPE_BYTES[dtype], dtype)
-        return found
+        trained = (item.tensor for item in self.graph.inputs if item.tensor in self.graph.stepped)
+        return sum(pricing.optimizer_seconds(self.graph, name, self.specs[name], self.machine, optimizer) for name in trained)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.cost_models import optimizer_bytes
-from autopar.graph import DTYPE_BYTES
+from autopar import pricing
 from autopar.rules import is_alias, may_write_over
 from autopar.schedule.instructions import Instruction
 from autopar.schedule.schedule import Schedule
@@ -25,8 +24,7 @@ def held_throughout(schedule: Schedule) -> dict[str, int]:
 def states_bytes(schedule: Schedule, optimizer: str) -> int:
     """Bytes of the optimizer's states."""
     graph = schedule.graph
-    trained = ((name, graph.tensors[name].dtype) for name in graph.stepped)
-    return sum(optimizer_bytes(optimizer, schedule.local_bytes(name) // DTYPE_BYTES[dtype], dtype) for name, dtype in trained)
+    return sum(pricing.state_bytes(graph, name, schedule.local_bytes(name), optimizer) for name in graph.stepped)
 
 
 def resting_bytes(schedule: Schedule, optimizer: str) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar.alike import plan_followers, stored_specs
 from autopar.api import capture, load, plan
 from autopar.errors import FileError, InfeasibleError, UsageError
 from autopar.files import check_path
@@ -183,22 +184,12 @@ def plan_serving(
 def _led(graphs: Mapping[Call, Graph], lead: Call, pins: Mapping[str, str], options: Mapping[str, Any]) -> Serving:
     """Plans of all calls with weights and cache as the call that leads wants them."""
     first = plan(graphs[lead], constraints=pins, **options)
-    alike = _stored(first)
+    alike = stored_specs(first)
     whole = {name: _without(alike[name], dims) for name, dims in _growing(graphs.values()).items()}
     if any(alike[name] != spec for name, spec in whole.items()):  # what grows would have to move between ranks whenever it does
         first = plan(graphs[lead], constraints={**pins, **whole}, **options)
-        alike = _stored(first)
-    others = {"mesh": first.mesh, **{key: value for key, value in options.items() if key not in ("mesh", "devices")}}
-    return Serving({call: first if call == lead else _like(graph, pins, alike, others) for call, graph in graphs.items()})
-
-
-def _like(graph: Graph, pins: Mapping[str, str], alike: Mapping[str, str], options: Mapping[str, Any]) -> Plan:
-    held = {item.name for kind in ("parameter", "buffer") for item in graph.of_kind(kind)}
-    return plan(graph, constraints={**pins, **{name: spec for name, spec in alike.items() if name in held}}, **options)
-
-
-def _stored(made: Plan) -> dict[str, str]:
-    return {name: row.spec for name, row in (*made.parameters.items(), *made.buffers.items())}
+        alike = stored_specs(first)
+    return Serving(plan_followers(graphs, lead, first, alike, pins, options))
 
 
 def _growing(graphs: Iterable[Graph]) -> dict[str, list[int]]:

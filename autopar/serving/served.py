@@ -10,11 +10,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from autopar.errors import MismatchError, UsageError
+from autopar.errors import UsageError
 from autopar.importer import Capture
 from autopar.options import user_errors
 from autopar.recording import machine_of
@@ -27,7 +26,7 @@ from autopar.runtime.compiling import (
     check_torch,
     compile_schedule,
     rebuild,
-    shared_plan,
+    shared_plans,
     start_process_group,
 )
 from autopar.runtime.groups import team_of
@@ -60,7 +59,7 @@ def serve(
         MismatchError: the plans were made for another model, mesh or torch, or ranks differ.
     """
     with user_errors():
-        serving = _shared(serving, mesh, device)
+        serving = Serving(shared_plans(serving.plans if serving is not None else None, mesh, device))
         machine = machine_of(next(iter(serving.plans.values())))
         if mesh is None:
             start_process_group(machine.mesh)
@@ -71,26 +70,9 @@ def serve(
         whole, captured, schedule = made[main]
         module = compile_schedule(
             whole, schedule, captured.constants, plan=serving.plans[main], mesh=mesh, device=device, init=init, seed=seed, execute=execute,
-            also=[made[call][1:] for call in others],
+            read=captured.read, also=[made[call][1:] for call in others],
         )  # fmt: skip
     return Served(module, serving, {call: schedule for call, (_, _, schedule) in made.items()})
-
-
-def _shared(serving: Serving | None, mesh: DeviceMesh | None, device: str | torch.device | None) -> Serving:
-    """The plans, or those of the first rank that has some. Collective."""
-    calls = list(serving.plans) if serving is not None else None
-    first = shared_plan(next(iter(serving.plans.values())) if serving is not None else None, mesh, device)
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        assert serving is not None
-        return serving
-    team = team_of(mesh)
-    everyone: list[Any] = [None] * len(team.members)
-    dist.all_gather_object(everyone, calls, group=team.group)
-    known: list[Call] = next(item for item in everyone if item is not None)
-    if any(item not in (None, known) for item in everyone):
-        raise MismatchError("ranks have plans of other lengths", "plan on one rank and pass None on the others, or the same plans on all")
-    others = {call: shared_plan(serving.plans[call] if serving is not None else None, mesh, device) for call in known[1:]}
-    return Serving({known[0]: first, **others})
 
 
 def _rebuilt(model: nn.Module, serving: Serving, cache: MakeCache | None) -> dict[Call, tuple[nn.Module, Capture, Schedule]]:

@@ -1,10 +1,10 @@
-"""Optimizers that go element by element step what a rank holds of DTensors."""
+"""Optimizers step what a rank holds of DTensors: those that go element by element, and Muon, which makes matrices orthogonal."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -54,6 +54,53 @@ def _on_local_parts(step: Callable[..., None]) -> Callable[..., None]:
         return None
 
     return stepped
+
+
+Orthogonal = Callable[[Sequence[torch.Tensor], Sequence[Any], Callable[[torch.Tensor], torch.Tensor]], Sequence[torch.Tensor]]
+"""From a rank's parts of matrices, DTensors that lie as these do, and what makes a whole matrix orthogonal, to its parts of the results."""
+
+
+@cache
+def step_whole_matrices(orthogonal: Orthogonal) -> None:
+    """Has Muon make whole matrices orthogonal where parameters are DTensors (``torch.optim._muon.muon``); the rest is element by element.
+
+    The values are those of one device: DTensor's dispatcher would sum products of parts over ranks in bfloat16, two times three a turn.
+    What Dynamo traces is left to it. A momentum in bfloat16 without Nesterov's term stays as it is; torch divides it by its norm.
+    """
+    muon: Any = importlib.import_module("torch.optim._muon")
+    usual = muon.muon
+
+    @functools.wraps(usual)
+    def stepped(params: list[Any], grads: list[Any], momenta: list[Any], **options: Any) -> None:
+        kind = dtensor_class()
+        places = [place for place, item in enumerate(params) if isinstance(item, kind) and not any(p.is_partial() for p in item.placements)]
+        if torch.compiler.is_compiling() or options.get("foreach") or not places:
+            return usual(params, grads, momenta, **options)
+        others = [place for place in range(len(params)) if place not in set(places)]
+        usual(*([item[place] for place in others] for item in (params, grads, momenta)), **options)
+        share, turn = 1 - options["momentum"], (options["ns_coefficients"], options["ns_steps"], options["eps"])
+
+        def direction(place: int) -> torch.Tensor:
+            alike = _lie_alike([[params[place]], [grads[place]], [momenta[place]]])
+            grad, mean = (tensor._local_tensor if alike else tensor for tensor in (grads[place], momenta[place]))
+            mean.lerp_(grad, share)
+            found = grad.lerp(mean, options["momentum"]) if options["nesterov"] else mean
+            found = found.to(torch.bfloat16, copy=found is mean)
+            return found if alike else found.redistribute(placements=params[place].placements)._local_tensor
+
+        def make(whole: torch.Tensor) -> torch.Tensor:
+            return muon._zeropower_via_newtonschulz(whole, *turn)
+
+        found = orthogonal(list(map(direction, places)), [params[place] for place in places], make)
+        rate = float(options["lr"])
+        for place, part in zip(places, found, strict=True):
+            local = params[place]._local_tensor
+            local.mul_(1 - rate * options["weight_decay"])
+            local.add_(part, alpha=-muon._adjust_lr(rate, options["adjust_lr_fn"], params[place].shape))
+        torch.autograd.graph.increment_version([params[place] for place in places])
+        return None
+
+    muon.muon = stepped
 
 
 def _lie_alike(lists: list[list[Any]]) -> bool:

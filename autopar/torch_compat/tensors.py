@@ -171,3 +171,23 @@ def storage_key(tensor: torch.Tensor) -> int:
 def shares_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether one is a view of the other, or both are of a third; also while they are traced, where storages are not to be looked at."""
     return torch._C._is_alias_of(tensor, other)
+
+
+def unknown_sizes(value: Any) -> set[str]:
+    """The names of the sizes in a result, or in the condition that an error of export is about, that only values tell (``SymNode.expr``,
+    ``GuardOnDataDependentSymNode.cond``)."""
+    if isinstance(value, Exception):
+        expressions = [getattr(value, "cond", None)]
+    else:
+        sizes = [*value.shape] if isinstance(value, torch.Tensor) else [value]
+        expressions = [size.node.expr for size in sizes if isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool)]
+    return {str(symbol) for expression in expressions for symbol in getattr(expression, "free_symbols", ())}
+
+
+def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor where it has values and this rank has all of it: of a DTensor that every rank has whole, its part (``_local_tensor``)."""
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(tensor, DTensor):
+        return tensor._local_tensor if all(placement.is_replicate() for placement in tensor.placements) else None
+    return None if tensor.is_meta or is_fake(tensor) or type(tensor) not in (torch.Tensor, torch.nn.Parameter) else tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -147,3 +148,26 @@ def trace_operators(function: Callable[..., Any], inputs: list[torch.Tensor], bo
     from torch.fx.experimental.proxy_tensor import make_fx
 
     return make_fx(function, decomposition_table=bodies)(*inputs)
+
+
+@contextmanager
+def answered_as_not_exported() -> Iterator[None]:
+    """Within it, code that is not torch's finds itself neither exported nor compiled (``torch.compiler.is_exporting`` and its like)."""
+    import torch.compiler
+
+    def answered(plain: Callable[[], bool]) -> Callable[[], bool]:
+        def asked() -> bool:
+            asking = str(sys._getframe(1).f_globals.get("__name__", ""))
+            return plain() if asking.partition(".")[0] == "torch" else False
+
+        return asked
+
+    names = ("is_compiling", "is_dynamo_compiling", "is_exporting")
+    kept = {name: getattr(torch.compiler, name) for name in names if hasattr(torch.compiler, name)}
+    try:
+        for name, plain in kept.items():
+            setattr(torch.compiler, name, answered(plain))
+        yield
+    finally:
+        for name, plain in kept.items():
+            setattr(torch.compiler, name, plain)

@@ -86,7 +86,7 @@ class Builder:
         schedule = replay(plan, captured.graph)
         module = compile_schedule(
             target.model, schedule, captured.constants, plan=plan, loss=target.loss, inputs="local", seed=self.seed,
-            execute=execution_of(plan), left=captured.left,
+            execute=execution_of(plan), left=captured.left, read=captured.read,
         )  # fmt: skip
         place = module.place
         case = make_case(schedule.graph, target.model, target, 1, self.seed, plan.model.optimizer)
@@ -98,5 +98,5 @@ class Builder:
         args, kwargs = with_inputs((case.args + case.loss_args, dict(case.kwargs)), plain, inputs)
         case = replace(case, tangents={name: tensor.to(place.device) for name, tensor in case.tangents.items()})
         tangents = placed_tangents(case, module) if case.trains else {}
-        optimizer = trainer(plan.model.optimizer, module.parameters(), fused=True) if case.trains else None
+        optimizer = trainer(plan.model.optimizer, dict(module.named_parameters()), case.graph, fused=True) if case.trains else None
         return Contestant(module, case, inputs, tangents, optimizer, args, kwargs)

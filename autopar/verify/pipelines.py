@@ -101,7 +101,7 @@ def verify_pipeline(
 
 def _run(case: Case, module: Any) -> Trial:
     """Steps on this rank: losses, whole gradients of the first step."""
-    trial, optimizer = Trial(), trainer(case.optimizer, module.parameters())
+    trial, optimizer = Trial(), trainer(case.optimizer, dict(module.named_parameters()), case.graph)
     for turn in range(case.steps):
         loss = module(*case.args, *case.loss_args, **case.kwargs)
         outputs = case.outputs(loss)

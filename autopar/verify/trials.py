@@ -31,7 +31,7 @@ from autopar.sharding import ShardingSpec
 from autopar.torch_compat import local_of, map_tensors
 from autopar.verify.chance import without_chance
 from autopar.verify.live_memory import LiveMemory
-from autopar.verify.trainers import trainer
+from autopar.verify.trainers import Parted, trainer
 
 MEASURED = 3
 """Steps after the first whose memory is measured on launched ranks, whatever number is asked for; in the first there are no moments yet."""
@@ -166,7 +166,7 @@ def run_single(case: Case, say: Say = silent) -> Trial:
 def _run_single(case: Case, say: Say) -> Trial:
     trial = Trial()
     model = case.model if case.trains else case.model.eval()
-    optimizer = trainer(case.optimizer, model.parameters()) if case.trains else None
+    optimizer = trainer(case.optimizer, dict(model.named_parameters()), case.graph) if case.trains else None
     inputs = case.inputs()
     asked = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}  # a forward that asks for more has it for itself
     for turn in told(case.steps, say, "on one device"):
@@ -224,7 +224,7 @@ def run_sharded(case: Case, module: ShardedModule, say: Say = silent) -> Trial:
     """
     begin: torch.Tensor | None = None
     trial, place, schedule = Trial(), module.place, module.schedule
-    optimizer = trainer(case.optimizer, module.parameters()) if case.trains else None
+    optimizer = trainer(case.optimizer, dict(module.named_parameters()), case.graph) if case.trains else None
     plain = case.inputs()
     placed = {name: _placed(tensor, schedule.specs[name_of(case.graph, name)], place) for name, tensor in plain.items()}
     tangents = placed_tangents(case, module)
@@ -326,7 +326,11 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
     for parts in trained.values():
         for part in parts:
             part.requires_grad_(True)
-    optimizer = trainer(case.optimizer, (part for parts in trained.values() for part in parts)) if case.trains else None
+    parted = {
+        item.name: Parted(trained[item.name], schedule.specs[item.tensor], mesh, shape, item.own_shape(shape))
+        for item in graph.inputs if item.trained for shape in (graph.tensors[item.tensor].shape,)
+    }  # fmt: skip
+    optimizer = trainer(case.optimizer, parted, graph) if case.trains else None
     for turn in told(max(case.steps, 2), say, f"on {mesh.ranks} simulated ranks"):
         observed: list[Observed] = []
         measured = turn == 1

@@ -135,6 +135,23 @@ def test_communication_model_has_free_compute() -> None:
     assert machine.compute_seconds(1e15, 1e12, "float32") == machine.optimizer_seconds("adamw", 10**9, "float32") == 0.0
 
 
+def test_a_matrix_is_made_orthogonal_by_the_ranks_that_split_it() -> None:
+    """15 products of bfloat16, shared by the ranks; two all-to-alls, whose latency four matrices share."""
+    machine = Machine(Mesh.parse("dp=4,tp=2"), load_hardware("h100-sxm"))
+    long, short, elements = 8192, 4096, 8192 * 4096
+    beside = machine.optimizer_seconds("muon", elements, "float32")  # no matrix of a layer: AdamW
+    assert beside == machine.optimizer_seconds("adamw", elements, "float32")
+    own = 14 * 4 * elements / (0.7 * 3.35e12)
+    products = 5 * (4 * short * short * long + 2 * short**3) / (0.7 * 989e12)
+    assert machine.optimizer_seconds("muon", elements, "float32", (long, short)) == pytest.approx(own + products)
+    assert machine.optimizer_seconds("muon", elements, "float32", (short, long)) == pytest.approx(own + products)
+    split = machine.optimizer_seconds("muon", elements // 4, "float32", (long, short), (0,))
+    group = machine.axes_group((0,), "all_to_all")
+    sent = group.latency / 4 + 3 / 4 * 2 * elements / 4 / group.bandwidth
+    assert split == pytest.approx(own / 4 + products / 4 + 2 * sent)
+    assert [memory.optimizer_bytes("muon", 10, "float32", is_matrix) for is_matrix in (True, False)] == [40, 80]
+
+
 def test_optimizers() -> None:
     machine = Machine(Mesh.parse("8"), H100)
     assert [memory.optimizer_bytes(name, 10, "float32") for name in ("adamw", "sgd", "none")] == [80, 0, 0]

@@ -172,7 +172,7 @@ def formatted(model, x):
     (branch, "Python control flow or a size depends on the values", "torch.where"),
     (item, "Python control flow or a size depends on the values", "known before the run"),
     (lengths, "Python control flow or a size depends on the values", "known before the run"),
-    (nonzero, "size of the result of aten.nonzero.default depends on the values", "topk"),
+    (nonzero, "size of the result of aten.nonzero.default depends on the values", "argsort(descending=True, stable=True)"),
     (counted, "size of the result of aten.bincount.default depends on the values", "index_add(0, i,"),
     (drawn, "drawn from a torch.Generator of the model's own", "leave generator= out"),
     (wrong_shape, r"RuntimeError: .*\[4, 4\] X \[3, 3\]", "without autopar"),

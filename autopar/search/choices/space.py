@@ -272,17 +272,8 @@ class Space:
         """Seconds of the optimizer step on a trained parameter, divided by the microbatches; 0 for other inputs. Shape [specs]."""
         if item.tensor not in self.graph.stepped:
             return np.zeros(len(specs))
-        tensor = self.graph.tensors[item.tensor]
-        size = DTYPE_BYTES[tensor.dtype]
-        return (
-            np.array(
-                [
-                    self.machine.optimizer_seconds(self.optimizer, pricing.local_bytes(tensor, spec, self.machine) // size, tensor.dtype)
-                    for spec in specs
-                ]
-            )
-            / self.graph.microbatches
-        )
+        found = [pricing.optimizer_seconds(self.graph, item.tensor, spec, self.machine, self.optimizer) for spec in specs]
+        return np.array(found) / self.graph.microbatches
 
     def reshard_table(
         self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...], repeated: Repeated = DENSE

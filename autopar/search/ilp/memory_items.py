@@ -25,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from autopar.cost_models import optimizer_bytes
-from autopar.graph import DTYPE_BYTES, Op
+from autopar import pricing
+from autopar.graph import Op
 from autopar.rules import is_alias, may_write_over, storage_roots
 from autopar.schedule import OUTPUT
 from autopar.sharding import ShardingSpec
@@ -78,9 +78,8 @@ def _add_spans(model: Model, tensors: Sequence[str], covered: Sequence[tuple[int
 def _add_stored(model: Model, tensor: str, away: Sequence[tuple[int, int]], end: int) -> None:
     """Adds a stored tensor except at the times ``away``, and the optimizer's states throughout."""
     space = model.space
-    home, value = model.nodes[model.node_number["input", tensor]], space.graph.tensors[tensor]
+    home = model.nodes[model.node_number["input", tensor]]
     trained = tensor in space.graph.stepped
-    size = DTYPE_BYTES[value.dtype]
     for items, local in zip(home.items, space.stored_bytes(tensor, home.specs), strict=True):
         begin = 0
         for first, last in (*away, (end, end)):
@@ -91,7 +90,7 @@ def _add_stored(model: Model, tensor: str, away: Sequence[tuple[int, int]], end:
         if more:  # the parts of a cut input that other microbatches read
             items.append((0, end, more * local))
         if trained:
-            items.append((0, end, optimizer_bytes(space.optimizer, local // size, value.dtype)))
+            items.append((0, end, pricing.state_bytes(space.graph, tensor, local, space.optimizer)))
 
 
 def _add_gathered(model: Model, root: str, tensors: Sequence[str]) -> None:
