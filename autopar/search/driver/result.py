@@ -44,7 +44,6 @@ class SearchResult:
         status: ``optimal`` or ``feasible``.
         solver: the method that gave the choices.
         baselines: the plans written by hand, by name.
-        contradicted: reasons of the baselines that contradict a pin, by name.
         unknown: targets without a rule, with the line of one such operator; they run replicated.
         sizes: nodes, choices, edges and edge entries of the problem.
         stages: CPU seconds of enumerate, price, model, baselines, solve.
@@ -72,7 +71,6 @@ class SearchResult:
     optimizer: str
     memory: Memory
     baselines: Mapping[str, Baseline]
-    contradicted: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     stages: Mapping[str, float] = field(default_factory=dict)
