@@ -23,6 +23,7 @@ from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence
 from autopar.search.ilp.overlap import LearnedOverlap
+from autopar.search.ilp.rematerialization import find_recompute_times
 from autopar.search.memory.crossover import CrossoverRequest, solve_restricted
 from autopar.search.memory.memory_repair import count_bytes
 from autopar.search.settings import CROSSOVER_MOMENTS
@@ -66,6 +67,16 @@ def peak(assignment: Assignment) -> int:
     whole = folding().unfold(assignment)
     assert whole is not None
     return memory(make_schedule(graph(), whole, machine("dp=2,tp=2"), LEAN_LIMITS), "adamw").peak
+
+
+@pytest.mark.parametrize("moments", range(1, 10))
+def test_equal_layers_may_run_again_at_as_many_times(moments: int) -> None:
+    """However near the end of the graph they stand. Otherwise the folded problem has no crossover."""
+    short, alike = folding().graph, folding().representatives
+    found = find_recompute_times(short, {op.name: place for place, op in enumerate(short.ops)}, moments, alike).times
+    counts = {(alike.get(name, name), len(times)) for name, times in found.items()}
+    assert len(counts) == len({group for group, _ in counts})
+    assert all(len(set(times)) == len(times) <= moments for times in found.values())
 
 
 @pytest.mark.parametrize("name", PLANS)
