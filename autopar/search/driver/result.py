@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from autopar.schedule import Assignment, Memory, Schedule
 from autopar.schedule.scheduled_plan import ScheduledPlan
@@ -100,6 +101,11 @@ class Shared:
     spaces: dict[str, Space] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
     known: list[ScheduledPlan] = field(default_factory=list)
+
+    @cached_property
+    def without_pins(self) -> Shared:
+        """What the searches without the user's pins share."""
+        return Shared()
 
     def space(self, kind: str, make: Callable[[], Space]) -> Space:
         """The space of a kind, made once."""
