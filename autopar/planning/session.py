@@ -198,16 +198,18 @@ class PlanSession:
         return found
 
     def _found(self, graph: Graph, number: int, memory_limit: int, candidate: MeshCandidate, allowance: Allowance) -> SearchResult:
-        from autopar.search import Shared, find_plan  # for start-up time: imports the solvers
+        from autopar.search import Shared, find_pinned_plan, find_plan  # for start-up time: imports the solvers
 
-        options = self.options
+        options, rows = self.options, dict(candidate.rows)
+        joined(rows, self.pins, candidate.machine.mesh)
+        find = partial(find_pinned_plan, pins=self.pins) if self.pins else find_plan
         with user_errors():
-            found = find_plan(
+            found = find(
                 graph,
                 candidate.machine,
                 memory_bytes=memory_limit,
                 optimizer=options.optimizer,
-                constraints=joined(dict(candidate.rows), self.pins, candidate.machine.mesh),
+                constraints=rows,
                 time_limit=allowance.seconds,
                 seed=options.seed,
                 progress=options.progress,

@@ -72,7 +72,6 @@ def record(
         )
         for name, baseline in found.baselines.items()
     }
-    baselines |= {name: BaselinePlan(feasible=False, reason=reason) for name, reason in found.contradicted.items()}
     machine = found.schedule.machine
     created_by = CreatedBy(
         autopar=__version__, torch=torch_version(), solver=found.solver, cost_model=machine.cost_model, execution=machine.execution

@@ -5,7 +5,7 @@ telemetry    what each phase did: work, CPU seconds, step and bound before and a
 thresholds   sizes at which the search changes its method, as one value; tests lower them
 settings     the numbers that steer the search: unit, meaning, and the case that set them
 solving      solves within a budget: the one place that calls the solvers
-driver       find_plan, the search on one model, the table of its phases, their state, the result
+driver       find_plan, find_pinned_plan, the search on one model, the table of its phases, their state, the result
 choices      the search space: strategies of operators, specs of inputs, prices of reshards, pins
 ilp          choices -> integer problem -> assignment: nodes and edges, memory items, prices, rematerialization
 bounds       bounds on the step of every plan: surrogate sums, Lagrangian prices of memory, one aggregated rank
@@ -20,6 +20,7 @@ A new phase is a function and a row of ``driver.phase_table``. ``benchmarks/abla
 
 from autopar.search.driver.candidates import SEARCHED, Candidate, merge_candidates
 from autopar.search.driver.find_plan import find_plan
+from autopar.search.driver.pinned import find_pinned_plan
 from autopar.search.driver.result import Baseline, SearchResult, Shared
 from autopar.search.driver.state import Progress
 from autopar.search.settings import PROOF
@@ -27,6 +28,6 @@ from autopar.search.telemetry import PhaseRecord
 from autopar.search.thresholds import Thresholds
 
 __all__ = [
-    "PROOF", "SEARCHED", "Baseline", "Candidate", "PhaseRecord", "Progress", "SearchResult", "Shared", "Thresholds", "find_plan",
-    "merge_candidates",
+    "PROOF", "SEARCHED", "Baseline", "Candidate", "PhaseRecord", "Progress", "SearchResult", "Shared", "Thresholds", "find_pinned_plan",
+    "find_plan", "merge_candidates",
 ]  # fmt: skip

@@ -206,7 +206,7 @@ def test_what_came_of_converted_parameters_is_gathered_ahead_within_the_limit() 
     made = zoo.build("gpt2", layers=3, width=128, device="meta")
     graph = capture_graph(made.model, made.args, made.kwargs, loss=made.loss, loss_args=made.loss_args, compute_dtype="bfloat16")
     on = machine("x=4")
-    fsdp = find_baselines(Space(graph, on, "adamw", resolve_pins(graph, on.mesh, {})))[0]["fsdp"]
+    fsdp = find_baselines(Space(graph, on, "adamw", resolve_pins(graph, on.mesh, {})))["fsdp"]
     converted = {tensor for name in graph.prepared for tensor in graph.op[name].outputs}
     schedule = make_schedule(graph, fsdp, on, Limits(bucket_bytes=0, ahead_bytes=64 * 2**10, aside_bytes=0))
     found, ran, begun = windows(schedule), 0, list[int]()

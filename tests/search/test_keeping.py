@@ -23,6 +23,7 @@ from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence
 from autopar.search.ilp.overlap import LearnedOverlap
+from autopar.search.ilp.rematerialization import find_recompute_times
 from autopar.search.memory.crossover import CrossoverRequest, solve_restricted
 from autopar.search.memory.memory_repair import count_bytes
 from autopar.search.settings import CROSSOVER_MOMENTS
@@ -39,7 +40,7 @@ def space() -> Space:
 
 @cache
 def plans() -> tuple[Assignment, ...]:
-    found, _ = find_baselines(space())
+    found = find_baselines(space())
     return tuple(found[name] for name in PLANS)
 
 
@@ -66,6 +67,16 @@ def peak(assignment: Assignment) -> int:
     whole = folding().unfold(assignment)
     assert whole is not None
     return memory(make_schedule(graph(), whole, machine("dp=2,tp=2"), LEAN_LIMITS), "adamw").peak
+
+
+@pytest.mark.parametrize("moments", range(1, 10))
+def test_equal_layers_may_run_again_at_as_many_times(moments: int) -> None:
+    """However near the end of the graph they stand. Otherwise the folded problem has no crossover."""
+    short, alike = folding().graph, folding().representatives
+    found = find_recompute_times(short, {op.name: place for place, op in enumerate(short.ops)}, moments, alike).times
+    counts = {(alike.get(name, name), len(times)) for name, times in found.items()}
+    assert len(counts) == len({group for group, _ in counts})
+    assert all(len(set(times)) == len(times) <= moments for times in found.values())
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -139,7 +150,7 @@ def test_large_folded_problem_is_solved_without_the_whole_one() -> None:
 
 def test_strategies_that_add_a_whole_value_to_a_partial_sum_can_be_made_again() -> None:
     """What such an operator alone reads stays whole where it is kept for the second run."""
-    masked, plan, on = 0, find_baselines(space())[0]["megatron"], machine("dp=2,tp=2")
+    masked, plan, on = 0, find_baselines(space())["megatron"], machine("dp=2,tp=2")
     for op in space().graph.ops:
         for strategy in space().op_choices(op).strategies:
             if op.phase == "forward" and sum(bool(spec.partial) for spec in strategy.inputs) > 1:

@@ -40,7 +40,7 @@ def test_of_little_that_is_sent_there_are_calls_of_a_part() -> None:
     """Where all values fit in the smallest bucket there is but nothing: fewer calls than values, and more than one."""
     machine = Machine(Mesh.parse("x=4"), load_hardware("cpu-cluster"), "roofline")
     on = Space(random_graph(7, layers=12, batch=256, width=128), machine, "adamw", Pins())
-    plan = find_baselines(on)[0]["fsdp"]
+    plan = find_baselines(on)["fsdp"]
     search = LimitSearch(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", 2**62)
     found = search.run(None, 100)
     assert 1 < found.schedule.limits.bucket_bytes < search.effective_bytes["bucket_bytes"]
@@ -53,7 +53,7 @@ def test_of_little_that_is_sent_there_are_calls_of_a_part() -> None:
 def test_of_little_models_the_same_limits_are_tried_whatever_memory_there_is() -> None:
     """As long as that is enough: what is found with much memory is found with no more than it holds."""
     on = space()
-    plan = find_baselines(on)[0]["fsdp"]
+    plan = find_baselines(on)["fsdp"]
 
     def tried(limit: int) -> dict[str, list[int]]:
         search = LimitSearch(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", limit)
@@ -68,7 +68,7 @@ def test_of_little_models_the_same_limits_are_tried_whatever_memory_there_is() -
 
 def test_what_takes_as_long_as_its_operators_is_tuned_no_further() -> None:
     on = space()
-    samples = (Sample(1.0, on.graph, find_baselines(on)[0]["ddp"]),)
+    samples = (Sample(1.0, on.graph, find_baselines(on)["ddp"]),)
     tuned, left = (LimitSearch(samples[0].assignment, samples, on.machine, "adamw", 2**62) for _ in range(2))
     found = tuned.run(None, 100)
     share = 1 - tuned.operator_seconds / found.seconds
@@ -81,7 +81,7 @@ def test_what_takes_as_long_as_its_operators_is_tuned_no_further() -> None:
 def test_calls_are_joined_as_far_as_they_fit() -> None:
     """Where all in one bucket do not fit, some in each do: far fewer calls than values."""
     on = space()
-    plan = find_baselines(on)[0]["fsdp"]
+    plan = find_baselines(on)["fsdp"]
     free, lean = (
         best_schedule(on.graph, plan, on.machine, "adamw", limit, start=start, tries=0)
         for limit, start in ((2**62, None), (1, LEAN_LIMITS))
@@ -95,7 +95,7 @@ def test_calls_are_joined_as_far_as_they_fit() -> None:
 
 def test_of_what_fits_under_no_limits_the_leanest_alone_is_looked_at() -> None:
     on = space()
-    plan = find_baselines(on)[0]["ddp"]
+    plan = find_baselines(on)["ddp"]
     samples = (Sample(1.0, on.graph, plan),)
     least = LimitSearch(plan, samples, on.machine, "adamw", 1).least_bytes
     short, enough = (LimitSearch(plan, samples, on.machine, "adamw", limit) for limit in (least - 1, least))
@@ -107,7 +107,7 @@ def test_of_what_fits_under_no_limits_the_leanest_alone_is_looked_at() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0, 2.0])
 def test_the_best_plan_fits_and_is_the_fastest_that_does(name: str, share: float) -> None:
     on = space()
-    plan = find_baselines(on)[0][name]
+    plan = find_baselines(on)[name]
     free, lean = (
         best_schedule(on.graph, plan, on.machine, "adamw", limit, start=start, tries=0)
         for limit, start in ((2**62, None), (1, LEAN_LIMITS))
@@ -124,7 +124,7 @@ def test_the_best_plan_fits_and_is_the_fastest_that_does(name: str, share: float
 
 def test_beyond_a_rung_that_trails_none_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     on = space()
-    plan = find_baselines(on)[0]["fsdp"]
+    plan = find_baselines(on)["fsdp"]
     search = LimitSearch(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", 2**62)
     try_limits = search.try_limits
     trailing = []
@@ -144,7 +144,7 @@ def test_beyond_a_rung_that_trails_none_is_tried(monkeypatch: pytest.MonkeyPatch
 
 def test_what_trails_and_gains_little_has_no_other_limits_tried() -> None:
     on = space()
-    plan = find_baselines(on)[0]["fsdp"]
+    plan = find_baselines(on)["fsdp"]
     samples = (Sample(1.0, on.graph, plan),)
     alone, beside = (LimitSearch(plan, samples, on.machine, "adamw", 2**62) for _ in range(2))
     best = alone.run(None, tries=24)

@@ -46,7 +46,7 @@ def test_no_plan_on_a_mesh_is_below_it(mesh: str) -> None:
     on = machine(mesh)
     space, small = (Space(some, on, "adamw", Pins()) for some in (graph(), folding().graph))
     for name in ("ddp", "fsdp"):
-        for _, leaner in apply_policies(graph(), find_baselines(space)[0][name], on):
+        for _, leaner in apply_policies(graph(), find_baselines(space)[name], on):
             schedule = make_schedule(graph(), leaner, on, LEAN_LIMITS)
             bound = aggregated_memory_bound(small, folding(), memory(schedule, "adamw").peak, unlimited())
             assert bound <= step_seconds(schedule, "adamw")
@@ -55,7 +55,7 @@ def test_no_plan_on_a_mesh_is_below_it(mesh: str) -> None:
 def test_folded_layers_say_the_same() -> None:
     on = machine("dp=2,tp=2")
     whole, small = (Space(some, on, "adamw", Pins()) for some in (graph(), folding().graph))
-    limit = int(0.7 * memory(make_schedule(graph(), find_baselines(whole)[0]["fsdp"], on, LEAN_LIMITS), "adamw").peak)
+    limit = int(0.7 * memory(make_schedule(graph(), find_baselines(whole)["fsdp"], on, LEAN_LIMITS), "adamw").peak)
     free, tied = aggregated_memory_bound(whole, None, limit, unlimited()), aggregated_memory_bound(small, folding(), limit, unlimited())
     assert free > floor_of_space(whole, None) * 1.001, "memory is short"
     assert free * 0.98 <= tied <= free * (1 + 1e-3), "a bound on layers left free"

@@ -48,7 +48,7 @@ def graph_of(name: str) -> Graph:
 @cache
 def baselines(name: str, where: Machine) -> dict[str, Assignment]:
     graph = graph_of(name)
-    return find_baselines(Space(graph, where, "adamw", resolve_pins(graph, where.mesh, {})))[0]
+    return find_baselines(Space(graph, where, "adamw", resolve_pins(graph, where.mesh, {})))
 
 
 def schedule_of(name: str, baseline: str, policy: str, mesh: str = "dp=2,tp=2") -> Schedule:
@@ -147,7 +147,7 @@ def test_an_operator_of_the_users_own_is_kept_with_the_reason() -> None:
     (op,) = [op for op in graph.ops if op.target.startswith("recompute_test")]
     where = machine("dp=2")
     space = Space(graph, where, "adamw", resolve_pins(graph, where.mesh, {}))
-    assignment = find_baselines(space)[0]["ddp"]
+    assignment = find_baselines(space)["ddp"]
     with pytest.raises(ValueError, match=rf"{op.name} may not run a second time: it has no rule"):
         recompute(graph, assignment, [op.name], where)
     told = "\n".join(compare.explain(plan_of(make_schedule(graph, assignment, where)), op.name))

@@ -5,6 +5,9 @@ its cheapest strategy that reads the inputs as they lie. Only reductions of part
 
 A parameter that is stored split is gathered before use. If it is stored in another dtype than it computes in, it is converted first, so
 that the smaller dtype travels. Gradients are converted after their reduction likewise (``MixedPrecisionPolicy`` of fully_shard).
+
+Where a pin lays a tensor otherwise than the recipe, it lies as pinned and is resharded for its readers. Everything else stays as it is
+without the pin.
 """
 
 from __future__ import annotations
@@ -76,7 +79,8 @@ class SpecPropagation:
         self.made_layouts: dict[tuple[str, ShardingSpec, Phase], str] = {}
         self.reads: dict[tuple[str, int], str] = {}
         self.strategies: dict[str, Strategy] = {}
-        self.reasons: list[str] = []
+        self.resharded: set[str] = set()
+        """Tensors that a pin lays otherwise than the recipe. They are resharded once, and kept so."""
         self.expert_tensors: set[str] = set()
         self.chosen_by_key: dict[object, int] = {}
         self.is_applicable = self._place_inputs()
@@ -102,24 +106,10 @@ class SpecPropagation:
                     self.undecided_parameters.add(item.tensor)
             elif item.kind == "parameter" and self.recipe.tensor_axis is not None:
                 self.undecided_parameters.add(item.tensor)
-            pinned = self.space.pins.inputs.get(item.tensor)
-            if pinned is not None:
-                if item.tensor not in self.undecided_parameters and spec != pinned:
-                    self.reasons.append(f"it keeps {item.name} as {str(spec)!r}, the pin says {str(pinned)!r}")
-                self.undecided_parameters.discard(item.tensor)
-                spec = pinned
+            if item.kind == "parameter" and self.recipe.stored_axes:  # gathered from wherever it lies
+                spec = self.space.pins.inputs.get(item.tensor, spec)
             self._place_input(item.tensor, spec)
         return True
-
-    def contradiction(self, made: Assignment) -> str:
-        """The first contradiction between the baseline and the pins; empty without one."""
-        for tensor, pinned in self.space.pins.tensors.items():
-            producer = self.graph.producer.get(tensor)
-            if producer is not None:
-                spec = made.strategies[producer.name].outputs[producer.outputs.index(tensor)]
-                if spec != pinned:
-                    self.reasons.append(f"it makes {tensor} as {str(spec)!r}, the pin says {str(pinned)!r}")
-        return self.reasons[0] if self.reasons else ""
 
     def _find_token_axes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Axes of batch and sequence for inputs of ``shape``, the innermost axis major; None when they do not divide.
@@ -135,8 +125,20 @@ class SpecPropagation:
                 return axes[:count][::-1], axes[count:][::-1]
         return None
 
-    def _place_input(self, tensor: str, spec: ShardingSpec) -> None:
-        self.inputs[tensor] = spec
+    def _place_input(self, tensor: str, spec: ShardingSpec, pinned: ShardingSpec | None = None) -> None:
+        """Places a graph input in the spec that the recipe has it in. It lies as pinned, by its own pin or by ``pinned``."""
+        self.inputs[tensor] = self.space.pins.inputs.get(tensor, pinned or spec)
+        self.current[tensor] = (tensor, spec)
+        if self.inputs[tensor] != spec:
+            self.resharded.add(tensor)
+
+    def _place_result(self, tensor: str, spec: ShardingSpec) -> None:
+        """Places an operator's result in the spec that it is made in. Its readers find it as pinned, without partial sums."""
+        if self.space.pins.tensors.get(tensor, spec) == spec:
+            self.resharded.discard(tensor)
+        else:
+            self.resharded.add(tensor)
+            spec = ShardingSpec(spec.dims)
         self.current[tensor] = (tensor, spec)
 
     def run(self) -> Assignment:
@@ -188,7 +190,7 @@ class SpecPropagation:
         for position, (tensor, spec) in enumerate(given):
             self._read(op.name, position, tensor, spec, op.phase)
         for tensor, spec in zip(op.outputs, strategy.outputs, strict=True):
-            self.current[tensor] = (tensor, spec)
+            self._place_result(tensor, spec)
             if stays and self.recipe.expert_axis in (*spec.split_axes, *spec.partial_axes):
                 self.expert_tensors.add(tensor)
 
@@ -243,13 +245,14 @@ class SpecPropagation:
         """Everything about a tensor that its reader's strategy depends on: a part of a cache key."""
         maker = self.undecided_results.get(tensor)
         offered = id(self.space.op_choices(maker)) if maker is not None else None
-        return tensor in self.undecided_parameters, tensor in self.parameters, offered, self.current[tensor][1]
+        pinned = self.space.pins.inputs.get(tensor) if tensor in self.undecided_parameters else None
+        return tensor in self.undecided_parameters, tensor in self.parameters, offered, self.current[tensor][1], pinned
 
     def _decide_result(self, tensor: str, spec: ShardingSpec) -> None:
         """Decides the spec of a tensor of ``undecided_results``."""
         op = self.undecided_results[tensor]
         self.strategies[op.name] = next(strategy for strategy in self.space.op_choices(op).strategies if strategy.outputs[0] == spec)
-        self.current[tensor] = (tensor, spec)
+        self._place_result(tensor, spec)
 
     def _runs_at_experts(self, op: Op) -> bool:
         """Whether an operator works on each expert's weights alone: experts are its batch factor, or it is an expert product."""
@@ -324,7 +327,10 @@ class SpecPropagation:
         """
         none = np.zeros(len(specs))
         if tensor in self.undecided_parameters:
-            return np.array([self._placement_cost(op, tensor, spec) for spec in specs]), none
+            placed, pinned = np.array([self._placement_cost(op, tensor, spec) for spec in specs]), self.space.pins.inputs.get(tensor)
+            if pinned in specs and placed[specs.index(pinned)] == 0.0:  # the pin is a choice that the recipe leaves open
+                placed = np.where([spec == pinned for spec in specs], 0.0, FORCED_RESHARD_WEIGHT)
+            return placed, none
         if tensor in self.undecided_results:
             offered = self._offered_specs(tensor)
             return np.array([0.0 if spec in offered else math.inf for spec in specs]), none
@@ -395,7 +401,7 @@ class SpecPropagation:
         return np.asarray(np.delete(same, 1, axis=1).all(axis=1) & np.array(second, dtype=bool))
 
     def _read(self, reader: str, position: int, tensor: str, spec: ShardingSpec, phase: Phase) -> None:
-        source, current = self.current[tensor]
+        source, current = self._source(reader, tensor, phase)
         if spec == current:
             value = source
         else:
@@ -404,13 +410,28 @@ class SpecPropagation:
                 self.gathers_masks |= (
                     self.splits_masks and tensor in self.input_independent and bool(self._reshard_seconds(tensor, (spec,))[0] > 0.0)
                 )
-                value = f"{tensor}@{phase}:{spec}"
-                self.layouts.append(Layout(value, tensor, source, spec, phase, reader))
-                self.made_layouts[tensor, spec, phase] = value
+                value = self._add_layout(reader, tensor, source, spec, phase)
             if current.partial and not spec.partial:
                 self.current[tensor] = (value, spec)
         if value != tensor:
             self.reads[reader, position] = value
+
+    def _source(self, reader: str, tensor: str, phase: Phase) -> tuple[str, ShardingSpec]:
+        """The value of a tensor from which a reader has it, and its spec."""
+        source, current = self.current[tensor]
+        if tensor not in self.resharded or source != tensor:
+            return source, current
+        if tensor in self.inputs:
+            return tensor, self.inputs[tensor]
+        pinned = self.space.pins.tensors[tensor]
+        return self._existing_layout(tensor, pinned, phase) or self._add_layout(reader, tensor, tensor, pinned, phase), pinned
+
+    def _add_layout(self, reader: str, tensor: str, source: str, spec: ShardingSpec, phase: Phase) -> str:
+        """Adds a layout, and returns its value."""
+        value = f"{tensor}@{phase}:{spec}"
+        self.layouts.append(Layout(value, tensor, source, spec, phase, reader))
+        self.made_layouts[tensor, spec, phase] = value
+        return value
 
     def _existing_layout(self, tensor: str, spec: ShardingSpec, phase: Phase) -> str:
         """The layout that exists already and can be read in this phase; empty without one."""
@@ -419,7 +440,7 @@ class SpecPropagation:
         )
 
     def _is_kept(self, tensor: str) -> bool:
-        return self.recipe.keeps_gathered or (tensor in self.graph.producer and tensor not in self.parameters)
+        return self.recipe.keeps_gathered or tensor in self.resharded or (tensor in self.graph.producer and tensor not in self.parameters)
 
     def _read_output(self, index: int, spec: ShardingSpec | None) -> None:
         """Reads one output in ``spec``; without one it is reduced and keeps its dims."""
@@ -427,13 +448,15 @@ class SpecPropagation:
         producer = self.graph.producer.get(output.tensor)
         phase: Phase = "backward" if output.kind == "gradient" or (producer and producer.phase == "backward") else "forward"
         _, current = self.current[output.tensor]
-        target = spec if spec is not None else ShardingSpec(current.dims)
+        tangents = [item.tensor for item in self.graph.of_kind("tangent") if output.kind == "output" and item.name == output.name]
+        pinned = next((spec for tensor in tangents if (spec := self.space.pins.inputs.get(tensor)) is not None), None)
+        own = ShardingSpec(current.dims)
+        target = spec or pinned or own
         if self.recipe.reduces_whole and output.kind == "gradient" and current.partial:
             self._read(f"{OUTPUT}{index}", 0, output.tensor, ShardingSpec(current.dims), phase)
         self._read(f"{OUTPUT}{index}", 0, output.tensor, target, phase)
-        for item in self.graph.of_kind("tangent"):
-            if output.kind == "output" and item.name == output.name:
-                self._place_input(item.tensor, target)
+        for tensor in tangents:
+            self._place_input(tensor, own, target)
 
 
 def _split_first(

@@ -16,7 +16,7 @@ expert       ddp with the weights of experts split over the last axis. Experts w
 ===========  =========================================================================================
 
 Parameters, gradients and optimizer state share one spec. So zero1 and zero2 differ in collectives, not in memory kept. A pin replaces a
-choice that a baseline leaves open. A baseline that contradicts a pin is left out, with the reason.
+choice that a baseline leaves open. A tensor that a baseline lays otherwise than its pin is resharded for its readers.
 """
 
 from __future__ import annotations
@@ -46,23 +46,14 @@ def recipes(space: Space) -> Mapping[str, Recipe]:
     return found
 
 
-def find_baselines(space: Space) -> tuple[dict[str, Assignment], dict[str, str]]:
-    """The assignment of each baseline by name, and the reason for each that contradicts a pin.
-
-    A baseline whose batch does not divide is in neither.
-    """
+def find_baselines(space: Space) -> dict[str, Assignment]:
+    """The assignment of each baseline by name. One whose batch does not divide is left out."""
     found: dict[str, Assignment] = {}
-    contradicted: dict[str, str] = {}
     for name, recipe in recipes(space).items():
         walk = SpecPropagation(space, recipe)
         if walk.is_applicable:
             made = walk.run()
             if walk.gathers_masks:  # the first dim of a mask equals the batch by chance
-                walk = SpecPropagation(space, recipe, splits_masks=False)
-                made = walk.run()
-            reason = walk.contradiction(made)
-            if reason:
-                contradicted[name] = reason
-            else:
-                found[name] = made
-    return found, contradicted
+                made = SpecPropagation(space, recipe, splits_masks=False).run()
+            found[name] = made
+    return found

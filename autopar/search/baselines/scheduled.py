@@ -26,18 +26,16 @@ class ScheduledBaselines:
 
     Args:
         rivals: the fastest schedule found of each, and of recomputing variants (``NAME+POLICY``) where memory binds.
-        contradicted: reasons of the baselines that contradict a pin, by name.
         found_baselines: ``find_baselines`` of the searched space, if it was called before.
     """
 
     rivals: dict[str, ScheduledPlan] = field(default_factory=dict)
-    contradicted: dict[str, str] = field(default_factory=dict)
-    found_baselines: tuple[dict[str, Assignment], dict[str, str]] | None = None
+    found_baselines: dict[str, Assignment] | None = None
 
     def assignments(self, space: Space, folding: Folding | None) -> list[Assignment]:
         """Assignments of the baselines. With folded layers only those that treat equal layers alike."""
         self.found_baselines = find_baselines(space)
-        return [plan for plan in self.found_baselines[0].values() if folding is None or folding.unfolds(plan)]
+        return [plan for plan in self.found_baselines.values() if folding is None or folding.unfolds(plan)]
 
     def unscheduled(self) -> ScheduledBaselines:
         """The same assignments, without schedules, for another search in the same space."""
@@ -71,8 +69,7 @@ class ScheduledBaselines:
 
     def _schedule(self, search: SearchState, space: Space, pins: Pins, may_recompute: bool) -> None:
         rivals = self.rivals
-        assignments, self.contradicted = self._assignments(search.model, space, pins)
-        for name, assignment in assignments.items():
+        for name, assignment in self._assignments(search.model, space, pins).items():
             if rivals and search.work_left <= 0:
                 break
             least = min((rival.placed_seconds for rival in rivals.values() if rival.memory.peak <= search.limit), default=math.inf)
@@ -85,15 +82,12 @@ class ScheduledBaselines:
         if few:
             self._tune(search, TUNED_BASELINES, separately=False)
 
-    def _assignments(self, model: Model, space: Space, pins: Pins) -> tuple[dict[str, Assignment], dict[str, str]]:
-        """The baselines, and the reasons of those that contradict a pin.
-
-        They are of the folded graph if all treat equal layers alike, else of the whole graph.
-        """
-        found, contradicted = self.found_baselines or find_baselines(space)
+    def _assignments(self, model: Model, space: Space, pins: Pins) -> dict[str, Assignment]:
+        """The baselines, of the folded graph if all treat equal layers alike, else of the whole graph."""
+        found = self.found_baselines or find_baselines(space)
         if isinstance(model, TiedModel) and not all(map(model.fold.unfolds, found.values())):  # propagates over the whole graph
             return find_baselines(replace(space, graph=model.planned_graph, pins=pins))
-        return found, contradicted
+        return found
 
     def _tune(self, search: SearchState, count: int, *, separately: bool) -> None:
         """Tries limits of the schedule passes for the ``count`` fastest baselines, beginning with the limits of the fastest so far.

@@ -160,6 +160,8 @@ class Space:
     def restricted_to_plans(self, plans: Sequence[Assignment], alike: Mapping[str, str] | None = None) -> Space:
         """The space of the input specs and strategies that any of ``plans`` has. Reshards, keeping and recomputation stay free.
 
+        Pinned inputs lie as pinned, whatever the plans have.
+
         Args:
             alike: the group of each operator and input, by name. A choice that a plan makes for one member is offered to all.
         """
@@ -173,6 +175,7 @@ class Space:
                 specs.setdefault(alike.get(item.tensor, item.tensor), {})[plan.inputs[item.tensor]] = None
         only = {op.name: tuple(strategies[alike.get(op.name, op.name)]) for op in self.graph.ops}
         placed = {item.tensor: tuple(specs[alike.get(item.tensor, item.tensor)]) for item in self.graph.inputs}
+        placed |= {tensor: (spec,) for tensor, spec in self.pins.inputs.items()}
         return self.restricted_to(placed, only)
 
     def restricted_to(self, inputs: Mapping[str, tuple[ShardingSpec, ...]], strategies: Mapping[str, tuple[Strategy, ...]]) -> Space:

@@ -33,6 +33,7 @@ from autopar.search.folding.fold import Folding, fold_layers
 from autopar.search.folding.tied_model import tie_model
 from autopar.search.settings import (
     ENUMERATION_SHARE,
+    GAIN,
     PARTS_AFTER_DRAFTS,
     PROOF,
     SOLVE_SHARE,
@@ -63,6 +64,7 @@ def find_plan(
     effort: Effort = DEFAULT_EFFORT,
     effort_share: float = 1.0,
     shared: Shared | None = None,
+    relaxed: SearchResult | None = None,
     candidates: int = 1,
     skip: Set[str] = frozenset(),
     thresholds: Thresholds = USUAL_THRESHOLDS,
@@ -79,6 +81,7 @@ def find_plan(
             price, since recomputation would be free.
         effort_share: part of the effort's work for this search, where several searches make one plan.
         shared: spaces, models and plans of earlier searches under other limits; this search adds its own.
+        relaxed: the result of the same search without some of the pins.
         candidates: number of distinct plans in the result, plans by hand among them.
         skip: names of phases that are left out, for ablation.
         thresholds: sizes at which the search changes its method; others than the usual ones are for tests.
@@ -95,14 +98,14 @@ def find_plan(
     budget = Budget(meter, WORK_SECONDS[check_effort(effort)] * effort_share)
     asked = SearchRequest(
         limit, steps, budget, PROOF if gap is None else gap, seed, progress, baselines, recompute, telemetry, thresholds=thresholds,
-        candidates=candidates,
+        candidates=candidates, bounds=[] if relaxed is None else [relaxed.own_seconds / graph.microbatches],
     )
     pins = resolve_pins(graph, machine.mesh, constraints or {})
     clock = StageClock()
     shared = shared or Shared()
     known = list(shared.known)
     try:
-        found = _search_mesh(graph, machine, pins, asked, clock, shared, known)
+        found = _search_mesh(graph, machine, pins, asked, clock, shared, known, relaxed)
         used_up = meter.spent >= USED_UP_SHARE * budget.ends
         return shared.remember(replace(found, trace=tuple(telemetry.records), effort=effort, cut=meter.cut, used_up=used_up))
     except InfeasibleError:
@@ -118,8 +121,9 @@ def find_plan(
 
 
 def _search_mesh(
-    graph: Graph, machine: Machine, pins: Pins, asked: SearchRequest, clock: StageClock, shared: Shared, known: list[ScheduledPlan]
-) -> SearchResult:
+    graph: Graph, machine: Machine, pins: Pins, asked: SearchRequest, clock: StageClock, shared: Shared, known: list[ScheduledPlan],
+    relaxed: SearchResult | None = None,
+) -> SearchResult:  # fmt: skip
     """The search on one mesh: folded if layers fold, from plans of merged axes if there are too many choices.
 
     Raises:
@@ -129,6 +133,17 @@ def _search_mesh(
     kept = folding.pins(pins) if folding is not None else None
     found: SearchResult | None = None
     written = ScheduledBaselines()
+    if relaxed is not None and relaxed.scheduled_plan is not None:
+        whole = shared.space("whole", lambda: Space(graph, machine, asked.optimizer, pins))
+        if folding is not None and kept is None:
+            found = _search_spread_pins(whole, folding, pins, relaxed.scheduled_plan.assignment, asked, clock, known, written)
+            as_good = found is not None and found.seconds <= relaxed.seconds * (1 + GAIN)
+            if found is not None and (as_good or found.interrupted or asked.budget.over):
+                return found
+        else:
+            begun = _pin_plans(whole, [relaxed.scheduled_plan.assignment], pins, asked, clock, known)
+            if begun is not None and begun.interrupted:
+                return begun
     if folding is not None and kept is not None:
         space = shared.space("folded", lambda: Space(folding.graph, machine, asked.optimizer, kept))
         enumerated = _enumerate_choices(space, asked, clock)
@@ -146,6 +161,54 @@ def _search_mesh(
         if found is None:
             raise
         return replace(found, interrupted=isinstance(reason, KeyboardInterrupt))
+
+
+def _pin_plans(
+    whole: Space, plans: Sequence[Assignment], pins: Pins, asked: SearchRequest, clock: StageClock, known: list[ScheduledPlan],
+    written: ScheduledBaselines | None = None,
+) -> SearchResult | None:  # fmt: skip
+    """The best plan with the strategies of plans that need not keep the pins, added to ``known``; None where none fits."""
+    inside = replace(
+        asked, budget=asked.budget.share(SOLVE_SHARE), telemetry=asked.telemetry.within("pinned"), proves=False, bounds=[*asked.bounds],
+        baselines=written is not None,
+    )  # fmt: skip
+    part = whole.restricted_to_plans(plans)
+    try:
+        found = search_part(part, whole, None, pins, inside, clock, known, written or ScheduledBaselines(), (), None)
+    except (InfeasibleError, TimeLimitError, BudgetExhausted):
+        return None
+    if found is not None and found.scheduled_plan is not None:
+        known.append(found.scheduled_plan)
+    return found
+
+
+def _search_spread_pins(
+    whole: Space, folding: Folding, pins: Pins, relaxed: Assignment, asked: SearchRequest, clock: StageClock, known: list[ScheduledPlan],
+    written: ScheduledBaselines,
+) -> SearchResult | None:  # fmt: skip
+    """The search where pins tell equal layers apart.
+
+    The pins of one layer are those of all in a folded search. Its strategies and those of the plan without pins are combined, each layer
+    on its own. The bound is that without the pins.
+    """
+    plans, spread = [relaxed], folding.spread_pins(pins)
+    if spread is not None:
+        space = Space(folding.graph, whole.machine, whole.optimizer, spread)
+        if _enumerate_choices(space, asked, clock) and not _has_too_many_choices(space, asked):
+            model = tie_model(price_model(space, clock), folding, asked.thresholds)
+            inside = replace(asked, budget=asked.budget.share(0.5), telemetry=asked.telemetry.within("alike"), proves=False, candidates=1)
+            try:
+                found = search_model(model, space, pins, inside, clock, known, written) if model is not None else None
+            except (InfeasibleError, TimeLimitError):
+                found = None
+            if found is not None and found.interrupted:
+                return found
+            if found is not None and found.scheduled_plan is not None:
+                plans.append(found.scheduled_plan.assignment)
+                known.append(found.scheduled_plan)
+            if model is not None:
+                written.unfold(model)
+    return _pin_plans(whole, plans, pins, asked, clock, known, written)
 
 
 def _search_whole(
@@ -212,7 +275,7 @@ def _search_from_merged_axes(
         KeyboardInterrupt: Ctrl-C came before there was a plan.
     """
     graph = space.graph if folding is None else folding.whole
-    bound = floor_of_space(space, folding) if enumerated else 0.0
+    bound = max([floor_of_space(space, folding) if enumerated else 0.0, *asked.bounds])
     if enumerated and asked.recompute and graph.mode == "train" and "aggregated memory" not in asked.telemetry.skip:
         with asked.telemetry.phase("aggregated memory", lambda: (math.inf, bound)):
             bound = max(bound, aggregated_memory_bound(space, folding, asked.limit, asked.budget.share(SOLVE_SHARE)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from autopar.schedule import Assignment, Memory, Schedule
 from autopar.schedule.scheduled_plan import ScheduledPlan
@@ -44,7 +45,6 @@ class SearchResult:
         status: ``optimal`` or ``feasible``.
         solver: the method that gave the choices.
         baselines: the plans written by hand, by name.
-        contradicted: reasons of the baselines that contradict a pin, by name.
         unknown: targets without a rule, with the line of one such operator; they run replicated.
         sizes: nodes, choices, edges and edge entries of the problem.
         stages: CPU seconds of enumerate, price, model, baselines, solve.
@@ -72,7 +72,6 @@ class SearchResult:
     optimizer: str
     memory: Memory
     baselines: Mapping[str, Baseline]
-    contradicted: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     stages: Mapping[str, float] = field(default_factory=dict)
@@ -102,6 +101,11 @@ class Shared:
     spaces: dict[str, Space] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
     known: list[ScheduledPlan] = field(default_factory=list)
+
+    @cached_property
+    def without_pins(self) -> Shared:
+        """What the searches without the user's pins share."""
+        return Shared()
 
     def space(self, kind: str, make: Callable[[], Space]) -> Space:
         """The space of a kind, made once."""

@@ -148,7 +148,7 @@ def _make_result(search: Search, best: ScheduledPlan, written: ScheduledBaseline
         schedule, times * best.seconds, times * bound, achieved, "optimal" if achieved <= PROOF else "feasible",
         search.seconds, search.incumbent.method, model.space.optimizer, best.memory,
         {name: _make_baseline(rival, search.limit, times) for name, rival in written.rivals.items()},
-        written.contradicted, dict(model.space.unknown), search.sizes, clock.laps, search.interrupted, True,
+        dict(model.space.unknown), search.sizes, clock.laps, search.interrupted, True,
         times * search.tied_seconds, times * search.bound, times * least,
         scheduled_plan=replace(best, assignment=model.unfold(best.assignment)), searched_assignment=best.assignment,
         candidates=choose_candidates(search.pool, best, written.rivals, search.limit, search.schedule_at_full_depth),

@@ -83,6 +83,20 @@ class Folding:
             pins.merged,
         )
 
+    def spread_pins(self, pins: Pins) -> Pins | None:
+        """The pins on the folded graph, where one of a repeat between holds for all of them; None where two disagree."""
+        inputs, tensors, outputs = dict(pins.inputs), dict(pins.tensors), dict(pins.outputs)
+        for place in (inputs, tensors):
+            for name, spec in list(place.items()):
+                repeat = self.group.repeat_of(name)
+                if repeat is not None and REPRESENTATIVE <= repeat <= self.group.last_representative:
+                    for other in range(REPRESENTATIVE, self.group.last_representative + 1):
+                        place.setdefault(self.group.counterpart(name, other), spec)
+        for names in self._outputs_between():
+            for spec in [outputs[name] for name in names if name in outputs][:1]:
+                outputs = {**dict.fromkeys(names, spec), **outputs}
+        return self.pins(replace(pins, inputs=inputs, tensors=tensors, outputs=outputs))
+
     def _outputs_between(self) -> Iterator[list[str]]:
         """Yields the outputs that the repeats between give at one place, by name."""
         places: dict[Key, list[str]] = {}

@@ -92,11 +92,12 @@ def find_recompute_times(
 
 
 def _group_times(found: list[int], moments: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Some of many times, the late ones closer together, and the first time that each stands for."""
+    """As many of the times as asked, the late ones closer together, and the first time that each stands for."""
     if len(found) <= moments:
         return tuple(found), tuple(found)
-    back = [0, *(1 + number * (number - 1) // 2 for number in range(1, moments))]
-    places = [len(found) - 1 - offset for offset in reversed(back) if offset < len(found)]
+    wanted = [0, *(1 + number * (number - 1) // 2 for number in range(1, moments))]
+    back = [min(offset, len(found) - moments + number) for number, offset in enumerate(wanted)]
+    places = [len(found) - 1 - offset for offset in reversed(back)]
     return tuple(found[place] for place in places), tuple(found[place] for place in (0, *(place + 1 for place in places[:-1])))
 
 
