@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autopar.cost_models import Hardware, Mesh
     from autopar.errors import AutoparError
     from autopar.graph import Graph
+    from autopar.importer import axis_mesh, on_one_device
     from autopar.pipeline_plan import PipelinePlan
     from autopar.placements import same_sharding, shard
     from autopar.plan import Plan
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AutoparError", "Graph", "Hardware", "Mesh", "PipelinePlan", "Plan", "ShardingSpec",
-    "cached", "capture", "check", "compile", "compile_pipeline", "load", "load_pipeline", "load_program", "load_serving", "pareto", "plan",
+    "axis_mesh", "cached", "capture", "check", "compile", "compile_pipeline", "load", "load_pipeline", "load_program", "load_serving", "on_one_device", "pareto",
+    "plan",
     "plan_pipeline", "plan_serving", "reshard", "rule", "same_sharding", "serve", "shard", "sweep", "tune", "verify",
 ]  # fmt: skip
 
@@ -42,6 +44,7 @@ _HOME = {
     "PipelinePlan": "autopar.pipeline_plan",
     "Plan": "autopar.plan",
     "ShardingSpec": "autopar.sharding",
+    "axis_mesh": "autopar.importer",
     "cached": "autopar.serving",
     "capture": "autopar.api",
     "check": "autopar.check",
@@ -51,6 +54,7 @@ _HOME = {
     "load_pipeline": "autopar.api",
     "load_program": "autopar.runtime",
     "load_serving": "autopar.serving",
+    "on_one_device": "autopar.importer",
     "pareto": "autopar.api",
     "plan": "autopar.api",
     "plan_pipeline": "autopar.api",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -262,6 +262,59 @@ def _parse(text: str) -> ShardingSpec:
             blocks.append((len(dims), int(match[3])))
         dims.append(tuple(int(digit) for digit in match[2] or ""))
     return ShardingSpec(tuple(dims), tuple(partial), tuple(blocks))
+
+
+@dataclass(frozen=True)
+class AxisLayout:
+    """How a tensor lies over some axes of a mesh, whatever it does over the others.
+
+    Args:
+        uses: for each axis, by name: the dim that it alone splits, into one entry a rank; ``None`` where it splits none; ``"P"`` for
+            partial sums.
+    """
+
+    uses: tuple[tuple[str, int | str | None], ...]
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def parse(text: str) -> AxisLayout:
+        """Reads what ``str`` writes.
+
+        >>> AxisLayout.parse("dp=R tp=S0").uses
+        (('dp', None), ('tp', 0))
+        """
+        words = [word.rpartition("=") for word in text.split()]
+        return AxisLayout(tuple((axis, None if use == "R" else use if use == "P" else int(use[1:])) for axis, _, use in words))
+
+    def __str__(self) -> str:
+        return " ".join(f"{axis}={'R' if use is None else use if use == 'P' else f'S{use}'}" for axis, use in self.uses)
+
+    def problem(self, shape: Sequence[int], mesh: Mapping[str, int]) -> str | None:
+        """Why a tensor of ``shape`` cannot lie so on a mesh; None when it can."""
+        for axis, use in self.uses:
+            if axis not in mesh:
+                return f"no axis {axis!r} on the mesh {','.join(f'{name}={size}' for name, size in mesh.items())}"
+            if isinstance(use, int) and shape[use] != mesh[axis]:
+                return f"the axis {axis!r} has {mesh[axis]} ranks on the mesh, {shape[use]} in the model"
+        return None
+
+    def on(self, axes: Sequence[str], sizes: Sequence[int]) -> tuple[tuple[int, int | str | None], ...]:
+        """The uses of the axes by their number on the mesh, of those of more than one rank."""
+        return tuple((axes.index(axis), use) for axis, use in self.uses if sizes[axes.index(axis)] > 1)
+
+
+def lies_so(spec: ShardingSpec, uses: Sequence[tuple[int, int | str | None]]) -> bool:
+    """Whether a spec lies over some axes as ``AxisLayout.on`` says."""
+    for axis, use in uses:
+        if isinstance(use, int):
+            kept = spec.dims[use] == (axis,)
+        elif use is None:
+            kept = axis not in spec.split_axes and axis not in spec.partial_axes
+        else:
+            kept = (axis, "sum") in spec.partial
+        if not kept:
+            return False
+    return True
 
 
 @dataclass(frozen=True)

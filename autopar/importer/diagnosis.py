@@ -27,7 +27,10 @@ _TORCH = str(Path(torch.__file__).parent)
 _LAYERS, _CALLERS = os.path.join(_TORCH, "nn", "modules"), ("module.py", "container.py")
 _STANDARD = sysconfig.get_path("stdlib")
 
-NO_COLLECTIVES = "leave it out: the model is written for one device, on whole tensors, and the plan puts the collectives in"
+NO_COLLECTIVES = (
+    "leave it out: the model is written for one device, on whole tensors, and the plan puts the collectives in; a function that runs on each "
+    "rank's part, collectives and all, is given to torch.distributed.tensor.experimental.local_map"
+)
 
 LONGEST = 300
 """Characters of another library's message that an error repeats."""

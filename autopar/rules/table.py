@@ -212,6 +212,7 @@ REDUCTION: tuple[Row, ...] = (
 
 VIEW: tuple[Row, ...] = (
     Row("view", "autopar.shard(x, spec=)", "... -> ... | linear {0}", alias=True),
+    Row("view", "autopar.on_axes(x, over=)", "... -> ... | linear {0}", alias=True),
     *_rows("view", "view _unsafe_view reshape", computed_layout.view, "x, size=", alias=True, **_SIZE),
     *_rows("view", "view_copy", computed_layout.view, "x, size=", work="none", **_SIZE),
     *_rows("view", "view.dtype", "_... -> _...", alias=True),

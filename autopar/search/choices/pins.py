@@ -11,7 +11,10 @@ from autopar.cost_models import Mesh
 from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.schedule import OUTPUT
-from autopar.sharding import Blocks, ShardingSpec
+from autopar.sharding import AxisLayout, Blocks, ShardingSpec
+
+ON_AXES = "autopar.on_axes.default"
+AxisUses = tuple[tuple[int, int | str | None], ...]
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,14 @@ class Pins:
         outputs: of graph outputs, by reader name (``output:0``).
         tensors: of operators' results, by tensor name.
         merged: axes that stand for several axes of a larger mesh. They split no blocks.
+        on_axes: how the operands of ``autopar.on_axes`` lie over some axes (``AxisLayout.on``), by operator name.
     """
 
     inputs: Mapping[str, ShardingSpec] = field(default_factory=dict)
     outputs: Mapping[str, ShardingSpec] = field(default_factory=dict)
     tensors: Mapping[str, ShardingSpec] = field(default_factory=dict)
     merged: frozenset[int] = frozenset()
+    on_axes: Mapping[str, AxisUses] = field(default_factory=dict)
 
 
 def resolve_pins(graph: Graph, mesh: Mesh, constraints: Mapping[str, str]) -> Pins:
@@ -57,7 +62,25 @@ def resolve_pins(graph: Graph, mesh: Mesh, constraints: Mapping[str, str]) -> Pi
             if place.get(key, new) != new:
                 raise UsageError(f"two pins disagree on {tensor}: {place[key]!s} and {new!s}", "remove one of them")
             place[key] = new
-    return Pins(places["input"], places["output"], places["tensor"])
+    return Pins(places["input"], places["output"], places["tensor"], on_axes=_layouts_on_axes(graph, mesh))
+
+
+def _layouts_on_axes(graph: Graph, mesh: Mesh) -> dict[str, AxisUses]:
+    """What the operators ``autopar.on_axes`` of the graph ask for.
+
+    Raises:
+        UsageError: an axis that the mesh does not have, or has with another number of ranks.
+    """
+    found = {}
+    for op in graph.ops:
+        if op.target == ON_AXES:
+            layout = AxisLayout.parse(str(op.args[1]))
+            problem = layout.problem(graph.tensors[op.inputs[0]].shape, dict(zip(mesh.names, mesh.sizes, strict=True)))
+            if problem:
+                message = f"{op.location}: a local_map region or a collective of the model's own does not fit: {problem}"
+                raise UsageError(message, "plan on a mesh that has the axes of the region's device mesh, by name and size")
+            found[op.name] = layout.on(mesh.names, mesh.sizes)
+    return found
 
 
 def _in_graph(name: str, spec: ShardingSpec, blocks: Blocks | None, mesh: Mesh) -> ShardingSpec:
