@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from autopar.verify import verify
 
 __all__ = [
-    "AutoparError", "Graph", "Hardware", "Mesh", "PipelinePlan", "Plan", "ShardingSpec",
-    "axis_mesh", "cached", "capture", "check", "compile", "compile_pipeline", "load", "load_pipeline", "load_program", "load_serving", "on_one_device", "pareto",
-    "plan",
+    "AutoparError", "Graph", "Hardware", "Mesh", "PipelinePlan", "Plan", "ShardingSpec", "axis_mesh", "cached", "capture", "check",
+    "compile", "compile_pipeline", "load", "load_pipeline", "load_program", "load_serving", "on_one_device", "pareto", "plan",
     "plan_pipeline", "plan_serving", "reshard", "rule", "same_sharding", "serve", "shard", "sweep", "tune", "verify",
 ]  # fmt: skip
 

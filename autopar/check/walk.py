@@ -22,8 +22,8 @@ from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tenso
 from autopar.plan import Plan
 from autopar.reshard import find_reshard
 from autopar.rows import OpPlan, ReshardPlan, TensorSpec, ValueSpec
-from autopar.rules import ShardingRule, bytes_moved, family, find_rule, flops, kernel_launches, strategies, why_once
-from autopar.sharding import AxisLayout, ShardingSpec, Strategy, lies_so
+from autopar.rules import ShardingRule, axis_layout, bytes_moved, family, find_rule, flops, kernel_launches, strategies, why_once
+from autopar.sharding import ShardingSpec, Strategy, lies_so
 
 OUTPUT = "output:"
 """Prefix of the reader of something that leaves: ``output:0`` is the first."""
@@ -251,9 +251,9 @@ class Walk:
 
     def _not_on_axes(self, where: str, row: OpPlan, op: Op) -> Difference | None:
         """What is wrong with how an operand lies over axes of which the model itself says how."""
-        if op.target != "autopar.on_axes.default":
+        layout, mesh = axis_layout(op), dict(self.plan.mesh)
+        if layout is None:
             return None
-        layout, mesh = AxisLayout.parse(str(op.args[1])), dict(self.plan.mesh)
         if problem := layout.problem(row.inputs[0].shape, mesh):
             return Difference(where, f"the model asks for {layout}: {problem}")
         if not lies_so(ShardingSpec.parse(row.inputs[0].spec), layout.on(tuple(mesh), self.plan.sizes)):

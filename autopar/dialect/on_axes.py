@@ -1,6 +1,7 @@
-"""``autopar.on_axes``: a value that lies over some axes of the mesh as the model says. It computes nothing; the planner offers no other layout.
+"""``autopar.on_axes``: a value that lies over some axes of the mesh as the model says. It computes nothing, and the planner offers no other
+layout.
 
-The collectives that a model calls itself are reshards between two of these.
+So lie the parts that go into a ``local_map`` region of the model's, and those that come out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Calls of ``local_map`` and of torch's collectives in a model: what runs in their place.
 
-The functions of ``torch.distributed``, of its ``nn.functional`` and of ``_functional_collectives`` are all rerouted here, under whichever name
-they were imported. In a region they are kept (``importer.collectives``). Elsewhere tensors are whole, and there is no rank's part for them.
+The functions of ``torch.distributed``, of its ``nn.functional`` and of ``_functional_collectives`` are all rerouted here, under whichever
+name they were imported. In a region they are kept (``importer.collectives``). Elsewhere tensors are whole, and they are refused.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RegionCalls(TorchFunctionMode):
             "einsum": self._einsum,
             **{name: partial(self._product, product) for name, product in {"linear": linear, **products}.items()},
         }
-        """By the name of a function what runs in place of it: with ranks as a dim, since ``vmap`` would flatten that into others, or loop."""
+        """By the name of a function what runs in place of it, with ranks as a dim: ``vmap`` would flatten that into others, or loop."""
 
     def value(self, given: Any) -> Any:
         """What a tensor is by now."""
@@ -100,7 +100,8 @@ class RegionCalls(TorchFunctionMode):
         return self.region.within(found, axes)
 
     def _attention(
-        self, function: Any, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, *more: Any, **named: Any
+        self, function: Any, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, *more: Any,
+        **named: Any,
     ) -> Tensor:  # fmt: skip
         """Attention with the ranks in its batch; ``vmap`` would run it rank by rank."""
         operands = [q, k, v] if attn_mask is None else [q, k, v, attn_mask]
@@ -240,7 +241,9 @@ KEPT: Mapping[str, Mapping[str, Kept]] = {"functional": _FUNCTIONAL, "differenti
 """By ``torch_compat.collective_modules`` and name, the functions that are kept. Versions of torch differ in which of them there are."""
 
 REFUSED: Mapping[str, tuple[str, ...]] = {
-    "functional": ("broadcast", "permute_tensor", "all_reduce_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"),
+    "functional": (
+        "broadcast", "permute_tensor", "all_reduce_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced",
+    ),
     "differentiable": ("broadcast", "gather", "reduce", "scatter"),
     "writing": ("broadcast", "gather", "reduce", "scatter", "send", "recv", "isend", "irecv", "batch_isend_irecv", "barrier"),
 }
@@ -267,7 +270,8 @@ def _kept(kept: Kept, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
 def _refused(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if running_region() is not None:
-        raise CaptureError(f"a region calls {plain.__name__}, which is not kept", "use all_reduce, all_gather, reduce_scatter or all_to_all")
+        hint = "use all_reduce, all_gather, reduce_scatter or all_to_all"
+        raise CaptureError(f"a region calls {plain.__name__}, which is not kept", hint)
     return _elsewhere(plain, *args, **kwargs)
 
 
@@ -296,7 +300,8 @@ def _local_map(
         raise CaptureError("local_map in a region of local_map", "give one local_map the mesh of both")
     if device_mesh is None or in_placements is None:
         missing = "device_mesh" if device_mesh is None else "in_placements"
-        raise CaptureError(f"local_map without {missing}", "say how each argument lies, and over which mesh: arguments are whole tensors here")
+        hint = "say how each argument lies, and over which mesh: arguments are whole tensors here"
+        raise CaptureError(f"local_map without {missing}", hint)
     if len(in_placements) != len(leaves):
         message = f"local_map with {len(in_placements)} in_placements for {len(leaves)} arguments"
         raise CaptureError(message, "give the placements of each, None for one that is no tensor")

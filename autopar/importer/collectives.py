@@ -1,95 +1,54 @@
-"""Collectives that a model calls itself in a ``local_map`` region, kept.
+"""What the collectives of a model's own mean in a ``local_map`` region: operators of ``dialect.collectives`` on the values of all ranks.
 
-Each is written as what it means for the values of all ranks (``importer.regions``), between two ``autopar.on_axes`` that leave the planner
-one way to make it: the reshard that is the collective, which is priced, listed, checked and run as any other.
-
-    all_reduce          ranks over their axes -> summed, partial over them -> whole
-    all_gather          ranks over their axes -> whole
-    reduce_scatter      ranks over their axes -> summed, partial over them -> scattered parts over them
-    all_to_all          ranks that send over their axes -> ranks that receive over them
+They are kept: a plan runs each as that collective over the axes of its group, prices it, and lists it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from autopar.errors import CaptureError
-from autopar.importer.regions import SUM, Region, reduced
+from autopar.importer.regions import Region
 
 Axes = tuple[int, ...]
+ops = torch.ops.autopar
+REDUCTIONS = ("sum", "avg", "max", "min")
+"""What collectives may reduce by."""
 
 
 def all_reduce(region: Region, x: Tensor, reduction: str, axes: Axes) -> Tensor:
     """The reduction of all ranks' ``x``, on each of them."""
-    total, rest = _total(region, x, reduction, axes)
-    return region.within(region.laid(total, dict.fromkeys(axes)), rest)
+    _check_reduction(reduction, REDUCTIONS)
+    whole, rest, over = _ranks_first(region, x, axes)
+    made = ops.all_reduce.default(whole, over, "sum" if reduction == "avg" else reduction)
+    return region.within(made / region.count(axes) if reduction == "avg" else made, rest)
 
 
 def all_gather(region: Region, x: Tensor, dim: int, axes: Axes) -> Tensor:
     """All ranks' ``x``, one after another along ``dim``, on each of them."""
-    whole, there = region.across(x, axes)
-    whole = region.laid(region.laid(whole, {axis: there.index(axis) for axis in axes}), dict.fromkeys(axes))
-    rest, first = [axis for axis in there if axis not in axes], len(there)
-    whole = whole.permute(
-        *map(there.index, rest), *range(first, first + dim), *map(there.index, axes), *range(first + dim, whole.dim())
-    )  # fmt: skip
-    return region.within(whole.flatten(len(rest) + dim, len(rest) + dim + len(axes)), rest)
+    whole, rest, over = _ranks_first(region, x, axes)
+    place = len(rest) + dim
+    return region.within(ops.all_gather.default(whole, over).movedim(0, place).flatten(place, place + 1), rest)
 
 
 def reduce_scatter(region: Region, x: Tensor, reduction: str, dim: int, axes: Axes) -> Tensor:
     """Of the reduction of all ranks' ``x`` each rank its part along ``dim``."""
-    count = _count(region, axes)
-    _check_divides(x, dim, count)
-    total, rest = _total(region, x, reduction, axes)
-    total = total.unflatten(len(rest) + dim, [*[region.sizes[axis] for axis in axes], x.shape[dim] // count])
-    there = sorted((*rest, *axes))
-    place = {**{axis: number for number, axis in enumerate(rest)}, **{axis: len(rest) + dim + n for n, axis in enumerate(axes)}}
-    total = total.permute(*[place[axis] for axis in there], *[d for d in range(total.dim()) if d not in place.values()])
-    return region.within(region.laid(total, {axis: there.index(axis) for axis in axes}), there)
+    _check_reduction(reduction, REDUCTIONS[:2])
+    whole, rest, over = _ranks_first(region, x, axes)
+    place = 1 + len(rest) + dim
+    made = ops.reduce_scatter.default(_cut(region, whole, place, axes).movedim(place, 1).contiguous(), over)
+    return _apart(region, made / region.count(axes) if reduction == "avg" else made, axes, rest)
 
 
 def all_to_all(region: Region, x: Tensor, axes: Axes) -> Tensor:
     """Of ``x``, cut along dim 0 in one part a rank, each rank gets its part from all ranks, one after another."""
-    count = _count(region, axes)
-    _check_divides(x, 0, count)
-    whole, there = region.across(x, axes)
-    first = len(there)
-    whole = whole.unflatten(first, [*[region.sizes[axis] for axis in axes], x.shape[0] // count])
-    sending = {axis: there.index(axis) for axis in axes}
-    receiving = {axis: first + number for number, axis in enumerate(axes)}
-    whole = region.laid(region.laid(whole, sending), receiving)
-    ranks = [receiving.get(axis, there.index(axis)) for axis in there]
-    whole = whole.permute(*ranks, *sending.values(), *range(first + len(axes), whole.dim()))
-    return region.within(whole.flatten(first, first + len(axes)), there)
-
-
-def _total(region: Region, x: Tensor, reduction: str, axes: Axes) -> tuple[Tensor, list[int]]:
-    """All ranks' ``x`` reduced over axes, still partial over them where it is a sum; the other axes along which it differs."""
-    whole, there = region.across(x, axes)
-    whole = region.laid(whole, {axis: there.index(axis) for axis in axes})
-    dims = [there.index(axis) for axis in axes]
-    if not axes:
-        total = whole
-    elif reduction in (SUM, "avg"):
-        total = region.laid(reduced(whole, SUM, dims), dict.fromkeys(axes, "P"))
-        total = total / _count(region, axes) if reduction == "avg" else total
-    else:
-        total = reduced(whole, reduction, dims)
-    return total, [axis for axis in there if axis not in axes]
-
-
-def _count(region: Region, axes: Axes) -> int:
-    return math.prod(region.sizes[axis] for axis in axes)
-
-
-def _check_divides(x: Tensor, dim: int, count: int) -> None:
-    if x.shape[dim] % count:
-        message = f"a collective cuts dim {dim} of {list(x.shape)} for {count} ranks, which do not divide it"
-        raise CaptureError(message, "pad it to a multiple of them")
+    whole, rest, over = _ranks_first(region, x, axes)
+    place = 1 + len(rest)
+    made = ops.all_to_all.default(_cut(region, whole, place, axes).movedim(place, 1).contiguous(), over)
+    return _apart(region, made.movedim(1, place).flatten(place, place + 1), axes, rest)
 
 
 def gather_each(region: Region, x: Tensor, axes: Axes) -> tuple[Tensor, ...]:
@@ -105,6 +64,38 @@ def scatter_each(region: Region, items: Sequence[Tensor], reduction: str, axes: 
 def exchange_each(region: Region, items: Sequence[Tensor], axes: Axes) -> tuple[Tensor, ...]:
     """Each rank all ranks' items of its number."""
     return all_to_all(region, _stacked(items), axes).unbind(0)
+
+
+def _ranks_first(region: Region, x: Tensor, axes: Axes) -> tuple[Tensor, tuple[int, ...], str]:
+    """All ranks' ``x`` as ``[ranks of the axes, ranks of other axes ..., its own shape]``; the other axes; how dim 0 lies."""
+    whole, there = region.across(x, axes)
+    rest = tuple(axis for axis in there if axis not in axes)
+    order = [there.index(axis) for axis in (*axes, *rest)]
+    whole = whole.permute(*order, *range(len(there), whole.dim()))
+    whole = whole.flatten(0, len(axes) - 1) if axes else whole.unsqueeze(0)
+    return whole.contiguous(), rest, region.layout(dict.fromkeys(axes, 0))
+
+
+def _apart(region: Region, whole: Tensor, axes: Axes, rest: tuple[int, ...]) -> Tensor:
+    """One rank's view of ``[ranks of the axes, ranks of other axes ..., its own shape]``."""
+    whole = whole.unflatten(0, [region.sizes[axis] for axis in axes]) if axes else whole.squeeze(0)
+    there, ranks = (*axes, *rest), sorted((*axes, *rest))
+    return region.within(whole.permute(*map(there.index, ranks), *range(len(there), whole.dim())), ranks)
+
+
+def _cut(region: Region, whole: Tensor, dim: int, axes: Axes) -> Tensor:
+    """The tensor with a dim in two: one part a rank."""
+    count = region.count(axes)
+    if whole.shape[dim] % count:
+        message = f"a collective cuts a dim of size {whole.shape[dim]} for {count} ranks, which do not divide it"
+        raise CaptureError(message, "pad it to a multiple of them: all ranks run one program")
+    return whole.unflatten(dim, [count, whole.shape[dim] // count])
+
+
+def _check_reduction(reduction: str, allowed: Sequence[str]) -> None:
+    if reduction not in allowed:
+        message = f"a collective that reduces by {reduction!r} is not kept"
+        raise CaptureError(message, f"reduce by {', '.join(allowed)}, or gather the parts and compute it of them")
 
 
 def _stacked(items: Sequence[Tensor]) -> Tensor:

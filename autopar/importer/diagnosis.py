@@ -28,8 +28,8 @@ _LAYERS, _CALLERS = os.path.join(_TORCH, "nn", "modules"), ("module.py", "contai
 _STANDARD = sysconfig.get_path("stdlib")
 
 NO_COLLECTIVES = (
-    "leave it out: the model is written for one device, on whole tensors, and the plan puts the collectives in; a function that runs on each "
-    "rank's part, collectives and all, is given to torch.distributed.tensor.experimental.local_map"
+    "leave it out: the model is written for one device, on whole tensors, and the plan puts the collectives in; a function that runs on "
+    "each rank's part, collectives and all, is given to torch.distributed.tensor.experimental.local_map"
 )
 
 LONGEST = 300

@@ -1,12 +1,11 @@
 """Regions of a model that run on each rank's part: the functions that it gives to ``local_map``.
 
-Outside of a region tensors are whole. Inside, the parts of all ranks along an axis are one tensor, whose first dim is the ranks, and the
-function runs under one level of ``vmap`` for each axis, so that it sees one rank's part. What comes out is plain operators on whole tensors:
-the planner splits them as it does others, and gradients are those of the whole. A value that is equal on all ranks of an axis has no dim of
+Outside of a region tensors are whole. Inside, the parts of all ranks along an axis are one tensor, whose first dim is the ranks. The
+function runs under one level of ``vmap`` for each axis, and sees one rank's part. What comes out is plain operators on whole tensors: the
+planner splits them as it does others, and gradients are those of the whole. A value that is equal on all ranks of an axis has no dim of
 ranks for it, so that it is known which values are.
 
-Where parts come in and go out, and on both sides of a collective (``importer.collectives``), ``autopar.on_axes`` has the dims of the ranks
-lie over their axes and nowhere else.
+Where parts come in and go out ``autopar.on_axes`` has the dims of the ranks lie over their axes and nowhere else.
 """
 
 from __future__ import annotations
@@ -28,19 +27,8 @@ from autopar.errors import CaptureError
 from autopar.importer.axis_groups import IN_REGION, names_of, sizes_of
 from autopar.sharding import AxisLayout
 
-SUM = "sum"
-_REDUCTIONS: Mapping[str, Callable[..., Tensor]] = {"avg": torch.mean, "max": torch.amax, "min": torch.amin}
-"""By the name of a reduction over ranks other than a sum, what makes it over dims of ranks."""
-
-
-def reduced(tensor: Tensor, reduction: str, dims: Sequence[int]) -> Tensor:
-    """Dims of ranks reduced. Raises CaptureError: there is no such reduction."""
-    if reduction == SUM:
-        return tensor.sum(tuple(dims), dtype=tensor.dtype)
-    if reduction not in _REDUCTIONS:
-        hint = f"reduce by {SUM}, {', '.join(_REDUCTIONS)}, or gather the parts and compute it of them"
-        raise CaptureError(f"a reduction {reduction!r} over ranks, which is not kept", hint)
-    return _REDUCTIONS[reduction](tensor, tuple(dims))
+_REDUCED: Mapping[str, Callable[..., Tensor]] = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.amin}
+"""By the reduction of a ``Partial`` what makes the whole of all ranks' values."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +68,17 @@ class Region:
             whole = torch_compat.with_level(whole, self.levels[axis])
         return whole
 
-    def laid(self, whole: Tensor, uses: Mapping[int, int | str | None]) -> Tensor:
-        """The tensor, which the plan has lie over these axes so (``AxisLayout``)."""
-        layout = AxisLayout(tuple((self.names[axis], uses[axis]) for axis in sorted(uses)))
-        return torch.ops.autopar.on_axes.default(whole, str(layout))
+    def count(self, axes: Sequence[int]) -> int:
+        """The number of ranks along these axes together."""
+        return math.prod(self.sizes[axis] for axis in axes)
+
+    def layout(self, dims: Mapping[int, int | None]) -> str:
+        """The ``AxisLayout`` by axis."""
+        return str(AxisLayout(tuple((self.names[axis], dim) for axis, dim in dims.items())))
+
+    def laid(self, whole: Tensor, dims: Mapping[int, int | None]) -> Tensor:
+        """The tensor, which the plan has lie over these axes so."""
+        return torch.ops.autopar.on_axes.default(whole, self.layout(dims))
 
     def part(self, whole: Tensor, placements: Sequence[Any] | None) -> Tensor:
         """A rank's part of a tensor.
@@ -141,7 +136,9 @@ class Region:
         for place, axis in reversed(list(enumerate(axes))):
             placement = chosen[axis]
             if isinstance(placement, Partial):
-                whole = reduced(whole, placement.reduce_op, [place])
+                if placement.reduce_op not in _REDUCED:
+                    raise CaptureError(f"local_map with the out_placements {placement}", f"reduce by {', '.join(_REDUCED)}")
+                whole = _REDUCED[placement.reduce_op](whole, place)
             elif type(placement) is Shard:
                 split.setdefault(placement.dim % max(1, part.dim()), []).insert(0, axis)
             else:

@@ -150,8 +150,8 @@ class Space:
             )  # fmt: skip
             if uneven:
                 offered = tuple(strategy for strategy in offered if self._is_allowed(op, strategy))
-            if uses := self.pins.on_axes.get(op.name):  # equal operators ask for equal layouts
-                offered = tuple(strategy for strategy in offered if lies_so(strategy.inputs[0], uses))
+            if asked := self.pins.on_axes.get(op.name):  # equal operators ask for equal layouts
+                offered = tuple(strategy for strategy in offered if lies_so(strategy.inputs[0], asked))
             found = self._ops[known] = self._priced(op, offered)
         return found
 
