@@ -56,7 +56,7 @@ class RegionCalls(TorchFunctionMode):
         """Gives a tensor the value that a collective made for it.
 
         Raises:
-            CaptureError: it is of another size or dtype; or another tensor shares its memory, which has no room for values by rank.
+            CaptureError: it is of another size or dtype, or shares its memory with another tensor that cannot take the values.
         """
         if made.numel() != target.numel() or made.dtype != target.dtype:
             becomes, was = (f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in (made, target))
@@ -67,9 +67,10 @@ class RegionCalls(TorchFunctionMode):
             return
         try:
             current.copy_(made)
-        except RuntimeError:
-            hint = "give it a tensor of its own, made by torch.empty_like(x) or x.clone(), and take views of it afterwards"
-            raise CaptureError("a collective writes what differs by rank into a view of what does not", hint) from None
+        except RuntimeError:  # what differs by rank has no room in what does not; autograd follows no writes into one of several views
+            message = "a collective writes into a tensor that shares its memory with another one, where its values cannot be put"
+            hint = "give it tensors of their own, made by torch.empty_like(x), and cut or concatenate them afterwards"
+            raise CaptureError(message, hint) from None
 
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         args, kwargs = torch_compat.map_tensors(self.value, (args, kwargs or {}))

@@ -300,7 +300,7 @@ def exchange_now(backend: Backend, exchange: Exchange, tensors: Sequence[Tensor]
     What arrives has the tensor's shape, and is flat where it is of another size.
     """
     kind = KINDS[exchange.kind]
-    own = kind.in_place or kind.pairs  # what is written over, or has been counted as a copy
+    own = kind.in_place or kind.pairs  # as ``rules.launches.sends_copy`` counts
     buffers = [(tensor.clone(memory_format=torch.contiguous_format) if own else tensor.contiguous()).view(-1) for tensor in tensors]
     found = backend.start(exchange, buffers)()
     return [

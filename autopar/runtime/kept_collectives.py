@@ -10,8 +10,10 @@ Collective = Generator[tuple[Tensor, str], Tensor, Tensor]
 """Yields what this rank puts in and the reduction; is sent what it gets, flat where that is of another size."""
 
 
-def _summed(x: Tensor) -> Tensor:
-    return x[0] if x.shape[0] == 1 else x.sum(0, dtype=x.dtype)
+def _reduced(x: Tensor, reduction: str) -> Tensor:
+    if x.shape[0] == 1:
+        return x[0]
+    return x.sum(0, dtype=x.dtype) if reduction == "sum" else x.amax(0) if reduction == "max" else x.amin(0)
 
 
 def all_gather(parts: int, x: Tensor, over: str) -> Collective:
@@ -22,13 +24,12 @@ def all_gather(parts: int, x: Tensor, over: str) -> Collective:
 
 def all_reduce(parts: int, x: Tensor, over: str, reduction: str) -> Collective:
     """``[m, ...] -> [...]``."""
-    own = _summed(x) if reduction == "sum" else x.amax(0) if reduction == "max" else x.amin(0)
-    return (yield own, reduction)
+    return (yield _reduced(x, reduction), reduction)
 
 
 def reduce_scatter(parts: int, x: Tensor, over: str) -> Collective:
     """``[m, parts m, ...] -> [m, ...]``."""
-    found = yield _summed(x), "sum"
+    found = yield _reduced(x, "sum"), "sum"
     return found.view(x.shape[1] // parts, *x.shape[2:])
 
 
