@@ -115,7 +115,10 @@ def names_of(mesh: Any) -> tuple[str, ...]:
 
 def sizes_of(mesh: Any) -> tuple[int, ...]:
     """The number of ranks along each axis."""
-    return mesh.sizes if isinstance(mesh, AxisMesh) else tuple(_rank_numbers(mesh).shape)
+    if isinstance(mesh, AxisMesh):
+        return mesh.sizes
+    with torch_compat.real_tensors():
+        return tuple(mesh.mesh.shape)
 
 
 def axes_of(group: Any, mesh: Any) -> tuple[int, ...]:
@@ -146,13 +149,14 @@ def axes_of(group: Any, mesh: Any) -> tuple[int, ...]:
             f"a collective over the {_listed(groups)} in a region over {_shown(mesh)}, whose axes have no ranks",
             "name the group by an axis: group=mesh.get_group('tp')",
         )
-    numbers = _rank_numbers(mesh)
-    axes = [axis for axis, size in enumerate(numbers.shape) if size > 1]
-    for some in itertools.chain.from_iterable(itertools.combinations(axes, count) for count in range(len(axes) + 1)):
-        rest = [axis for axis in range(numbers.dim()) if axis not in some]
-        rows = numbers.permute(*rest, *some).reshape(-1, math.prod(numbers.shape[axis] for axis in some)).tolist()
-        if all(one in rows for one in groups) and len(groups) in (1, len(rows)):
-            return some
+    with torch_compat.real_tensors():
+        numbers: torch.Tensor = mesh.mesh
+        axes = [axis for axis, size in enumerate(numbers.shape) if size > 1]
+        for some in itertools.chain.from_iterable(itertools.combinations(axes, count) for count in range(len(axes) + 1)):
+            rest = [axis for axis in range(numbers.dim()) if axis not in some]
+            rows = numbers.permute(*rest, *some).reshape(-1, math.prod(numbers.shape[axis] for axis in some)).tolist()
+            if all(one in rows for one in groups) and len(groups) in (1, len(rows)):
+                return some
     raise CaptureError(
         f"a collective over the {_listed(groups)}, which do not lie along axes of the region's mesh {_shown(mesh)}",
         "take the group from the mesh, mesh.get_group('tp'), the same line for every rank; a part of an axis is an axis of its own: "
@@ -179,11 +183,6 @@ def _ranks_of(group: Any) -> list[list[int]]:
         hint = "give it a group of torch.distributed, or mesh.get_group('tp') of autopar.axis_mesh"
         raise CaptureError(f"a {type(group).__name__} in place of a process group", hint)
     return [dist.get_process_group_ranks(group)]
-
-
-def _rank_numbers(mesh: DeviceMesh) -> torch.Tensor:
-    with torch_compat.real_tensors():
-        return mesh.mesh
 
 
 def _listed(groups: list[list[int]]) -> str:

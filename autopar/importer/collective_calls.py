@@ -14,6 +14,7 @@ from functools import cache, partial
 from string import ascii_letters
 from typing import Any, NamedTuple, NoReturn
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
@@ -23,7 +24,7 @@ from autopar.errors import CaptureError
 from autopar.importer.autograd_calls import run_by_operators
 from autopar.importer.axis_groups import AxisGroup, axes_of, sees_one_rank, within_capture
 from autopar.importer.collectives import all_gather, all_reduce, all_to_all, exchange_each, gather_each, reduce_scatter, scatter_each
-from autopar.importer.diagnosis import refuse_collective
+from autopar.importer.diagnosis import OWN_GRADIENT, refuse_collective
 from autopar.importer.regions import Region, run_region, running_region
 from autopar.importer.rewrite.attentions import attention_replacement
 from autopar.importer.rewrite.contractions import contract, einsum, linear, matmul
@@ -40,11 +41,12 @@ class RegionCalls(TorchFunctionMode):
         self.region = region
         self.written: dict[int, tuple[Tensor, Tensor]] = {}
         self.sharing: dict[int, Tensor] = {}
-        products = dict.fromkeys(("matmul", "__matmul__", "mm", "bmm", "mv"), matmul)
+        products: dict[str, Callable[..., Tensor]] = dict.fromkeys(("matmul", "__matmul__", "mm", "bmm", "mv"), matmul)
+        products["linear"] = linear
         self.instead: Mapping[str, Callable[..., Tensor]] = {
             "scaled_dot_product_attention": self._attention,
             "einsum": self._einsum,
-            **{name: partial(self._product, product) for name, product in {"linear": linear, **products}.items()},
+            **{name: partial(self._product, product) for name, product in products.items()},
         }
         """By the name of a function what runs in place of it, with ranks as a dim: ``vmap`` would flatten that into others, or loop."""
 
@@ -276,6 +278,11 @@ def _refused(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return _elsewhere(plain, *args, **kwargs)
 
 
+def _refuse_function(function: type[torch.autograd.Function]) -> None:
+    """Its backward is written for ranks that each have the whole gradient, while gradients here are those of the whole."""
+    raise CaptureError(f"a region calls a torch.autograd.Function, {function.__name__}", OWN_GRADIENT)
+
+
 def _elsewhere(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A collective where tensors are whole."""
     if sees_one_rank() or any(isinstance(given, AxisGroup) for given in (*args, *kwargs.values())):
@@ -311,7 +318,7 @@ def _local_map(
         calls = RegionCalls(region)
         token = _RUNNING.set(calls)
         try:
-            with calls:
+            with torch_compat.met_functions(_refuse_function), calls:
                 found = function(*torch_compat.unflatten(parts, structure), **kwargs)
         finally:
             _RUNNING.reset(token)

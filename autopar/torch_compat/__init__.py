@@ -88,7 +88,7 @@ from autopar.torch_compat.process_groups import (
     refused_ranks,
     timeout_of,
 )
-from autopar.torch_compat.rank_levels import beneath_levels, rank_level, with_level, without_levels
+from autopar.torch_compat.rank_levels import beneath_levels, met_functions, rank_level, with_level, without_levels
 from autopar.torch_compat.rerouted import rerouted
 from autopar.torch_compat.tensors import (
     NO_TORCH_FUNCTION,
@@ -157,7 +157,7 @@ __all__ = [
     "format_numbers", "forward_of", "functional_collectives", "gather_unequal_parts", "has_blocks", "has_unequal_parts", "hooks_of_copy",
     "in_whole", "is_fake", "is_known_container", "is_operator", "is_reentrant_checkpoint", "is_view", "join_total_norms",
     "keeps_autograd_graph", "kept_modules", "lay_by_parts", "leaves_of", "lie_as_before", "local_map_function", "local_of",
-    "make_orthogonal", "map_only", "map_tensors", "means_over_parts", "mixes_dtensors", "must_be_reduced", "new_group",
+    "make_orthogonal", "map_only", "map_tensors", "means_over_parts", "met_functions", "mixes_dtensors", "must_be_reduced", "new_group",
     "noticed_checkpoints", "on_all", "origin_of", "pair_complex", "place_states", "process_group_named", "profiler_records", "rank_level",
     "real_tensors", "recorded_origins", "reduce_beside_numbers", "reduce_looked_up", "reduce_odd_parts", "reduce_parameters",
     "reduce_partial", "reduce_scatter_single", "reduce_where_asked", "refuse_several_parts", "refused_collectives", "refused_ranks",

@@ -5,8 +5,9 @@ What ``torch.vmap`` does for arguments and results, this does at any place in a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,24 @@ def rank_level(size: int) -> Iterator[int]:
     lazy_load_decompositions()
     with vmap_increment_nesting(size, "different") as level:
         yield level
+
+
+@contextmanager
+def met_functions(met: Callable[[type[torch.autograd.Function]], None]) -> Iterator[None]:
+    """Within it, ``met`` is told of each ``torch.autograd.Function`` that is applied under ``vmap``, before it runs."""
+    from torch._functorch.autograd_function import CustomFunctionHigherOrderOperator as Operator
+
+    plain = Operator.__call__
+
+    def call(self: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        met(function)
+        return plain(self, function, *args, **kwargs)
+
+    Operator.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Operator.__call__ = plain  # type: ignore[method-assign]
 
 
 def with_level(tensor: Tensor, level: int) -> Tensor:
