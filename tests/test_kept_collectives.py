@@ -17,6 +17,7 @@ from torch.distributed.tensor.experimental import local_map
 
 import autopar
 from autopar.cost_models import Machine, Mesh, load_hardware
+from autopar.sharding import AxisLayout, ShardingSpec, lies_so
 from autopar.verify.launch import run_ranks
 
 MESH = autopar.axis_mesh("tp=2")
@@ -115,6 +116,17 @@ class Stack(nn.Module):
         return x.square().mean()
 
 
+def test_how_a_tensor_lies_over_named_axes() -> None:
+    layout, mesh = AxisLayout.parse("a=S0 c=S0 b=R"), {"c": 2, "b": 3, "a": 4}
+    assert str(layout) == "a=S0 c=S0 b=R" and layout.problem((8, 5), mesh) is None
+    assert layout.problem((8, 5), {"a": 4, "b": 3}) == "the mesh a=4,b=3 has no axis 'c'"
+    assert layout.problem((4, 5), mesh) == "the model has 4 ranks along a,c, the mesh is c=2,b=3,a=4"
+    asked = layout.on(tuple(mesh), tuple(mesh.values()))
+    assert asked == ((2, 0), (0, 0), (1, None)) and layout.on(("c", "b", "a"), (1, 3, 4)) == ((2, 0), (1, None))
+    fits = {text: lies_so(ShardingSpec.parse(text), asked) for text in ("S20 R", "S02 R", "S2 R", "S20 S1", "S20 R +P1", "R S20", "S20 S3")}
+    assert [text for text, fit in fits.items() if fit] == ["S20 R", "S20 S3"]
+
+
 KEPT = {
     Megatron: ["all_reduce"],
     InPlace: ["all_reduce"],
@@ -165,14 +177,16 @@ def test_on_gloo_ranks_gradients_are_those_of_the_model_without_collectives() ->
     plan = autopar.plan(model, (x,), mesh="dp=2,tp=2", hardware="h100-sxm", effort="low")
     assert [row.kind for row in kept(plan)] == KEPT[Ulysses] * 2
 
-    def rank_main(rank: int) -> tuple[float, dict[str, Tensor]]:
-        module = autopar.compile(model, plan, device="cpu")
-        loss = module(x)
-        loss.backward()
-        whole = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
-        return whole.item(), {name: parameter.grad.full_tensor() for name, parameter in module.named_parameters()}
+    def rank_main(rank: int) -> list[tuple[float, dict[str, Tensor]]]:
+        found = []
+        for execute in ("eager", "graph"):
+            module = autopar.compile(model, plan, device="cpu", execute=execute)
+            loss = module(x)
+            loss.backward()
+            found.append((loss.item(), {name: parameter.grad.full_tensor() for name, parameter in module.named_parameters()}))
+        return found
 
-    found = run_ranks(rank_main, 4)
+    found = [one for several in run_ranks(rank_main, 4) for one in several]
     wanted = plain(x)
     wanted.backward()
     for loss, gradients in found:

@@ -34,11 +34,11 @@ def met_functions(met: Callable[[type[torch.autograd.Function]], None]) -> Itera
         met(function)
         return plain(self, function, *args, **kwargs)
 
-    Operator.__call__ = call  # type: ignore[method-assign]
+    Operator.__call__ = call
     try:
         yield
     finally:
-        Operator.__call__ = plain  # type: ignore[method-assign]
+        Operator.__call__ = plain
 
 
 def with_level(tensor: Tensor, level: int) -> Tensor:
