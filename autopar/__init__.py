@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autopar.errors import AutoparError
     from autopar.graph import Graph
     from autopar.padded import compile_padded, load_padded, plan_padded
+    from autopar.importer import axis_mesh, on_one_device
     from autopar.pipeline_plan import PipelinePlan
     from autopar.placements import same_sharding, shard
     from autopar.plan import Plan
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from autopar.verify import verify
 
 __all__ = [
-    "AutoparError", "Graph", "Hardware", "Mesh", "PipelinePlan", "Plan", "ShardingSpec", "cached", "capture", "check", "compile",
-    "compile_padded", "compile_pipeline", "load", "load_padded", "load_pipeline", "load_program", "load_serving", "pareto", "plan",
-    "plan_padded", "plan_pipeline", "plan_serving", "reshard", "rule", "same_sharding", "serve", "shard", "sweep", "tune", "verify",
+    "AutoparError", "Graph", "Hardware", "Mesh", "PipelinePlan", "Plan", "ShardingSpec", "axis_mesh", "cached", "capture", "check",
+    "compile", "compile_padded", "compile_pipeline", "load", "load_padded", "load_pipeline", "load_program", "load_serving",
+    "on_one_device", "pareto", "plan", "plan_padded", "plan_pipeline", "plan_serving", "reshard", "rule", "same_sharding", "serve", "shard",
+    "sweep", "tune", "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -43,6 +45,7 @@ _HOME = {
     "PipelinePlan": "autopar.pipeline_plan",
     "Plan": "autopar.plan",
     "ShardingSpec": "autopar.sharding",
+    "axis_mesh": "autopar.importer",
     "cached": "autopar.serving",
     "capture": "autopar.api",
     "check": "autopar.check",
@@ -54,6 +57,7 @@ _HOME = {
     "load_pipeline": "autopar.api",
     "load_program": "autopar.runtime",
     "load_serving": "autopar.serving",
+    "on_one_device": "autopar.importer",
     "pareto": "autopar.api",
     "plan": "autopar.api",
     "plan_padded": "autopar.padded",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -265,6 +265,60 @@ def _parse(text: str) -> ShardingSpec:
 
 
 @dataclass(frozen=True)
+class AxisLayout:
+    """How a tensor lies over some axes of a mesh, whatever it does over the others.
+
+    Args:
+        uses: for each axis, by name, the dim that it splits, into one entry a rank; None where it splits none. Of several axes of a dim
+            the first is major.
+    """
+
+    uses: tuple[tuple[str, int | None], ...]
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def parse(text: str) -> AxisLayout:
+        """Reads what ``str`` writes.
+
+        >>> AxisLayout.parse("dp=R tp=S0").uses
+        (('dp', None), ('tp', 0))
+        """
+        words = [word.rpartition("=") for word in text.split()]
+        return AxisLayout(tuple((axis, None if use == "R" else int(use[1:])) for axis, _, use in words))
+
+    def __str__(self) -> str:
+        return " ".join(f"{axis}={'R' if dim is None else f'S{dim}'}" for axis, dim in self.uses)
+
+    def problem(self, shape: Sequence[int], mesh: Mapping[str, int]) -> str | None:
+        """Why a tensor of ``shape`` cannot lie so on a mesh, given by sizes of axes; None when it can."""
+        shown = ",".join(f"{name}={size}" for name, size in mesh.items())
+        for axis, _ in self.uses:
+            if axis not in mesh:
+                return f"the mesh {shown} has no axis {axis!r}"
+        for dim in dict.fromkeys(dim for _, dim in self.uses if dim is not None):
+            axes = [axis for axis, other in self.uses if other == dim]
+            if math.prod(mesh[axis] for axis in axes) != shape[dim]:
+                return f"the model has {shape[dim]} ranks along {','.join(axes)}, the mesh is {shown}"
+        return None
+
+    def on(self, axes: Sequence[str], sizes: Sequence[int]) -> AxisDims:
+        """Its axes of more than one rank by their number on a mesh, with their dims."""
+        return tuple((axes.index(axis), dim) for axis, dim in self.uses if sizes[axes.index(axis)] > 1)
+
+
+AxisDims = tuple[tuple[int, int | None], ...]
+"""``AxisLayout`` on a mesh: the number of each axis, and the dim that it splits."""
+
+
+def lies_so(spec: ShardingSpec, asked: AxisDims) -> bool:
+    """Whether a spec lies over some axes as it is asked for."""
+    free = {axis for axis, dim in asked if dim is None}
+    if not free.isdisjoint(spec.split_axes) or not free.isdisjoint(spec.partial_axes):
+        return False
+    return all(spec.dims[dim] == tuple(axis for axis, other in asked if other == dim) for _, dim in asked if dim is not None)
+
+
+@dataclass(frozen=True)
 class Blocks:
     """A parameter's dim that is ``count`` equal blocks one after another: in a graph it is two dims, the block and the place in it."""
 
@@ -344,11 +398,11 @@ class InnerCollective:
     """A collective that runs inside an operator under a strategy (vocabulary-split softmax, split batch norm, ring attention).
 
     Args:
-        kind: ``all_reduce`` or ``permute``.
+        kind: ``all_reduce`` or ``permute``; of a collective that the model calls itself any.
         axes: the mesh axes of the group; of a permute, whose ranks have places, major to minor.
         bytes: on its group, of the reduced tensor or of the ranks' tensors together.
         reduction: one of ``REDUCTIONS``; of a permute ``mirror``, to the rank as far from the other end of the group, or ``next``, to
-            the one behind, and from the last to the first.
+            the one behind, and from the last to the first; empty where nothing is reduced.
         beside: the turn of the operator's work beside which it travels; None where the operator waits for it at once.
     """
 

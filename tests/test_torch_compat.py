@@ -171,6 +171,84 @@ def test_functional_collectives_are_registered():
     assert all(hasattr(torch_compat.functional_collectives(), name) for name in names)
 
 
+def test_the_modules_of_collectives_have_what_is_rerouted():
+    modules = torch_compat.collective_modules()
+    assert {"all_reduce", "all_to_all_single", "wait_tensor"} <= set(dir(modules["functional"]))
+    assert {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_single"} <= set(dir(modules["differentiable"]))
+    assert {"all_reduce", "all_gather", "all_to_all_single", "get_world_size"} <= set(dir(modules["writing"]))
+
+
+def test_local_map_calls_the_function_that_is_rerouted():
+    from torch.distributed.tensor.experimental import local_map
+
+    given = []
+    before = local_map(torch.sin, out_placements=[Shard(0)], in_placements=([Shard(0)],), device_mesh="mesh")
+    with torch_compat.rerouted({torch_compat.local_map_function(): lambda plain, *args: given.extend(args)}):
+        before(1)
+    assert given == [torch.sin, [Shard(0)], ([Shard(0)],), None, "mesh", False, 1]
+
+
+def test_functions_are_rerouted_under_names_that_were_taken_before():
+    from torch.distributed import get_world_size
+    from torch.nn.functional import glu
+
+    routes = {get_world_size: lambda plain, group=None: ("ours", group), glu: lambda plain, *args, **kwargs: plain(*args, **kwargs) + 1}
+    x = torch.randn(2, 4)
+    with torch_compat.rerouted(routes):
+        assert get_world_size("tp") == ("ours", "tp") and torch.equal(glu(x, dim=1), torch.ops.aten.glu(x, 1) + 1)
+        with torch_compat.rerouted({glu: lambda plain, *args: None}):
+            assert glu(x) is not None, "within another one nothing changes"
+    assert torch.equal(glu(x), torch.ops.aten.glu(x)) and get_world_size.__code__.co_name == "get_world_size"
+
+
+def test_levels_of_ranks_are_taken_off_in_order():
+    x = torch.arange(24.0).view(2, 3, 4)
+    with torch_compat.rank_level(2) as outer, torch_compat.rank_level(3) as inner:
+        own = torch_compat.with_level(torch_compat.with_level(x, outer), inner)
+        assert own.shape == (4,) and torch_compat.beneath_levels(own).data_ptr() == x.data_ptr()
+        made = (own + 1).unsqueeze(0).expand(5, 4)
+        whole, levels = torch_compat.without_levels(made, (outer, inner))
+        assert levels == (outer, inner) and whole.shape == (2, 3, 5, 4) and torch.equal(whole[:, :, 0], x + 1)
+        alone, levels = torch_compat.without_levels(torch_compat.with_level(torch.ones(3, 4), inner), (outer, inner))
+        assert levels == (inner,) and alone.shape == (3, 4)
+        same = torch.ones(4)
+        assert torch_compat.without_levels(same, (outer, inner))[0] is same
+        drawn, _ = torch_compat.without_levels(torch.rand_like(own), (outer, inner))
+        assert not torch.equal(drawn[0, 0], drawn[0, 1]), "ranks draw numbers of their own"
+
+
+def test_functions_with_gradients_of_their_own_are_met_under_vmap():
+    class Twice(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return 2 * x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 2 * grad
+
+    met = []
+    with torch_compat.met_functions(met.append):
+        torch.func.vmap(Twice.apply)(torch.ones(2))
+        Twice.apply(torch.ones(2))
+    torch.func.vmap(Twice.apply)(torch.ones(2))
+    assert met.count(Twice) == 1, "what runs in its place is another class"
+
+
+def test_process_groups_have_names():
+    def rank_main(rank: int) -> bool:
+        group = torch.distributed.group.WORLD
+        return torch_compat.process_group_named(group.group_name) is group
+
+    assert run_ranks(rank_main, 2) == [True, True]
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_the_running_backward_says_whether_it_keeps_the_graph(keep):
     seen = []

@@ -22,8 +22,8 @@ from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tenso
 from autopar.plan import Plan
 from autopar.reshard import find_reshard
 from autopar.rows import OpPlan, ReshardPlan, TensorSpec, ValueSpec
-from autopar.rules import ShardingRule, bytes_moved, family, find_rule, flops, kernel_launches, strategies, why_once
-from autopar.sharding import ShardingSpec, Strategy
+from autopar.rules import ShardingRule, axis_layout, bytes_moved, family, find_rule, flops, kernel_launches, strategies, why_once
+from autopar.sharding import ShardingSpec, Strategy, lies_so
 
 OUTPUT = "output:"
 """Prefix of the reader of something that leaves: ``output:0`` is the first."""
@@ -247,7 +247,18 @@ class Walk:
             sides = [", ".join(entry.spec or "scalar" for entry in entries) for entries in (row.inputs, row.outputs)]
             specs = " -> ".join(sides)
             return Difference(where, f"{row.op} has no strategy {specs} with the factors {split}; its rule is {rule}")
-        return found
+        return self._not_on_axes(where, row, op) or found
+
+    def _not_on_axes(self, where: str, row: OpPlan, op: Op) -> Difference | None:
+        """What is wrong with how an operand lies over axes of which the model itself says how."""
+        layout, mesh = axis_layout(op), dict(self.plan.mesh)
+        if layout is None:
+            return None
+        if problem := layout.problem(row.inputs[0].shape, mesh):
+            return Difference(where, f"the model asks for {layout}: {problem}")
+        if not lies_so(ShardingSpec.parse(row.inputs[0].spec), layout.on(tuple(mesh), self.plan.sizes)):
+            return Difference(where, f"reads {row.inputs[0].spec!r}, the model asks for {layout}")
+        return None
 
     def _offered(self, rule: ShardingRule, op: Op) -> dict[object, Strategy]:
         if rule not in self._rules:

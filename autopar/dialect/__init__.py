@@ -5,7 +5,7 @@ torch counterparts hide what can be split (linears flatten their batch), differ 
 parts that split differently (both gradients of a convolution in one operator).
 
 contraction, convolution, attention, lookup, extreme, diagonal, ctc, experts, grouped, batch_norm, rms_norm, recurrence, dropout, noise,
-shard: the operators.
+shard, on_axes, collectives: the operators.
 library: how one is declared.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 from autopar.dialect import (
     attention,
     batch_norm,
+    collectives,
     contraction,
     convolution,
     ctc,
@@ -24,6 +25,7 @@ from autopar.dialect import (
     grouped,
     lookup,
     noise,
+    on_axes,
     recurrence,
     rms_norm,
     shard,
@@ -31,6 +33,6 @@ from autopar.dialect import (
 from autopar.dialect.dropout import random_step
 
 __all__ = [
-    "attention", "batch_norm", "contraction", "convolution", "ctc", "diagonal", "dropout", "experts", "extreme", "grouped", "lookup",
-    "noise", "random_step", "recurrence", "rms_norm", "shard",
+    "attention", "batch_norm", "collectives", "contraction", "convolution", "ctc", "diagonal", "dropout", "experts", "extreme", "grouped",
+    "lookup", "noise", "on_axes", "random_step", "recurrence", "rms_norm", "shard",
 ]  # fmt: skip

@@ -5,6 +5,10 @@ weights            fake tensors in place of the module's own
 precision          computing in another dtype than the parameters
 exported           torch.export's graph over named inputs
 autograd_calls     what the model says to autograd in Python: functions, hooks, gradients
+axis_groups        groups of ranks as models name them
+regions            functions of a model that run on each rank's part
+collectives        what collectives mean in a region
+collective_calls   the model's calls of local_map and of collectives
 calls              a call's tensors by name, its nesting as JSON
 containers         arguments and results as nests of tensors, and the way back
 known_values       conditions whose answer is known, though tensors are stand-ins
@@ -33,8 +37,12 @@ iota_index         indices that count the rows of a dim
 
 from __future__ import annotations
 
+from autopar.importer.axis_groups import axis_mesh
 from autopar.importer.calls import named_tensors
 from autopar.importer.capturing import Capture, capture, capture_graph, without_fast_path
+from autopar.importer.collective_calls import on_one_device
 from autopar.importer.microbatches import Captures, cut_call
 
-__all__ = ["Capture", "Captures", "capture", "capture_graph", "cut_call", "named_tensors", "without_fast_path"]
+__all__ = [
+    "Capture", "Captures", "axis_mesh", "capture", "capture_graph", "cut_call", "named_tensors", "on_one_device", "without_fast_path",
+]  # fmt: skip

@@ -241,18 +241,18 @@ def check_hooks(model: nn.Module) -> None:
 def _transform(transform: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A transform of ``torch.func``: the operators that it comes to, since export cannot look into one that takes gradients."""
     if transform.__name__ != "_vjp_with_argnums":
-        return _unrolled(lambda *given: transform(*given, **kwargs), args)
+        return run_by_operators(lambda *given: transform(*given, **kwargs), args)
     function, *primals = args
 
     def pull(cotangents: Any, *_: Any, **__: Any) -> Any:
-        return _unrolled(lambda given, *at: transform(function, *at, **kwargs)[1](given), (cotangents, *primals))
+        return run_by_operators(lambda given, *at: transform(function, *at, **kwargs)[1](given), (cotangents, *primals))
 
-    value, *aux = _unrolled(lambda *at: transform(function, *at, **kwargs)[::2], tuple(primals))
+    value, *aux = run_by_operators(lambda *at: transform(function, *at, **kwargs)[::2], tuple(primals))
     return value, pull, *aux
 
 
-def _unrolled(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """``function(*args)`` by plain operators; within one that is being unrolled, as it is."""
+def run_by_operators(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """``function(*args)`` by plain operators; within one that is run so already, or outside of an export, as it is."""
     if _CALLS.get() is None:
         return function(*args)
     tensors, rebuilt = _split(args)

@@ -29,7 +29,15 @@ _TORCH = str(Path(torch.__file__).parent)
 _LAYERS, _CALLERS = os.path.join(_TORCH, "nn", "modules"), ("module.py", "container.py")
 _STANDARD = sysconfig.get_path("stdlib")
 
-NO_COLLECTIVES = "leave it out: the model is written for one device, on whole tensors, and the plan puts the collectives in"
+NO_COLLECTIVES = (
+    "leave it out: the model is written for one device, on whole tensors, and the plan puts the collectives in; a function that runs on "
+    "each rank's part, collectives and all, is given to torch.distributed.tensor.experimental.local_map"
+)
+
+OWN_GRADIENT = (
+    "in a region call what its forward does: gradients of collectives follow from what they compute; elsewhere give it setup_context, and "
+    "generate_vmap_rule = True"
+)
 
 LONGEST = 300
 """Characters of another library's message that an error repeats."""
@@ -64,6 +72,11 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "c10d|ProcessGroup|process group has not been initialized|torch.distributed|Unsupported group type|group cannot be None",
         "the model calls torch.distributed itself",
         NO_COLLECTIVES,
+    ),
+    (
+        "autograd.Function with functorch transforms|generate_vmap_rule",
+        "a torch.autograd.Function is called under vmap, or in a region of local_map",
+        OWN_GRADIENT,
     ),
     (
         "is not differentiated again",

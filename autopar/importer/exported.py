@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
 from autopar.importer.autograd_calls import Deferred, deferring, replaced
+from autopar.importer.axis_groups import sees_one_rank
 from autopar.importer.calls import argument_names, input_name, nested, plain_leaf, tree_of
+from autopar.importer.collective_calls import kept_collectives
 from autopar.importer.containers import Kind, closed, kind_of, opened
 from autopar.importer.diagnosis import Carried, at_line, is_known_cause, refuse_collective, refuse_conversion, refuse_rank
 from autopar.importer.hidden_state import check_kept, keeps_tensors
@@ -141,7 +143,7 @@ class Program(nn.Module):
                 self.whole(), torch_compat.recorded_origins() as origin, deferring(self.deferred[0]), MarkedLines(origin, replaced),
                 known, Called(), Indexing(known), cumulative_averages(), every_row(),
                 torch_compat.refused_collectives(refuse_collective), torch_compat.refused_ranks(refuse_rank),
-                torch_compat.answered_as_one_device(),
+                torch_compat.answered_as_one_device(lambda: not sees_one_rank()), kept_collectives(),
                 torch_compat.kept_modules(set(self.modules()), refuse_conversion),
             ):  # fmt: skip
                 before = _generators()

@@ -25,6 +25,7 @@ from autopar.rules.binding import bind
 from autopar.rules.expansion import strategies, way_of
 from autopar.rules.facts import (
     STORING,
+    axis_layout,
     bytes_moved,
     count_entries,
     effect_of_number,
@@ -59,6 +60,7 @@ __all__ = [
     "Product",
     "Repeated",
     "ShardingRule",
+    "axis_layout",
     "bind",
     "bytes_moved",
     "count_entries",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from autopar.errors import RuleError
 from autopar.rules.notation import SAME, Pattern, Term, Token, parse
-from autopar.rules.rule import Dims, Mirror, Ring, ShardingRule, Statistic
+from autopar.rules.rule import Dims, Exchange, Mirror, Ring, ShardingRule, Statistic
 
 Shape = tuple[int, ...]
 
@@ -154,6 +154,7 @@ class _Binder:
             frozenset(name for name in splittable if name in self.pattern.triangles),
             self._mirror(splittable),
             self._ring(splittable, order),
+            Exchange(*self.pattern.exchange) if self.pattern.exchange and self.pattern.exchange[0] in splittable else None,
         )
 
     def _ellipsis_extents(self, shapes: Sequence[Shape]) -> None:

@@ -166,3 +166,8 @@ def pseudo_inverse(call: OperatorCall) -> str:
     """Tolerances are one for all matrices, or one a matrix."""
     tolerances = ["()" if not tensor.shape else "..." for tensor in call.inputs[1:]]
     return ", ".join(["... _ _", *tolerances]) + " -> ... _ _"
+
+
+def all_reduce(call: OperatorCall) -> str:
+    """n ... -> ... ~n | exchange n: all_reduce, by its reduction."""
+    return f"n ... -> ... ~n | exchange n: all_reduce {call.arguments['reduction']}"

@@ -14,9 +14,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 
+from autopar.cost_models.collectives import KINDS
 from autopar.graph import DTYPE_BYTES, Tensor
 from autopar.rules.inner_exchange import WAYS, Held, Inside
-from autopar.rules.rule import Dims, ShardingRule
+from autopar.rules.rule import Dims, Exchange, ShardingRule
 from autopar.sharding import InnerCollective, Orders, ShardingSpec, Strategy
 
 MUST_SPLIT = frozenset({"contraction", "convolution", "attention"})
@@ -41,7 +42,7 @@ def strategies(
         orders: in which orders several axes may split a dim, or be given to a factor.
         partial_inputs: also those with inputs that are still to be reduced.
     """
-    itemsizes = tuple(DTYPE_BYTES[tensor.dtype] for tensor in tensors) if rule.inner or rule.mirror or rule.ring else ()
+    itemsizes = tuple(DTYPE_BYTES[tensor.dtype] for tensor in tensors) if rule.inner or rule.mirror or rule.ring or rule.exchange else ()
     free = frozenset(rule.free if uneven is None else uneven)
     return _expand(rule, itemsizes, tuple(sizes), must_split, free, orders, partial_inputs)
 
@@ -163,6 +164,8 @@ class _Expansion:
         parts = math.prod([self._parts(name, axes, name == special) for name, axes in factors.items() if name in self.cutting])
         given = tuple([(f"{name} {way}" if name == special else name, factors[name]) for name in rule.free if name in factors])
         inside = WAYS[way](rule, self._held(factors[special], (*inputs, *outputs))) if special else Inside()
+        if rule.exchange is not None and rule.exchange.factor in factors:
+            inside = Inside((self._exchange(rule.exchange, factors[rule.exchange.factor], outputs[0]),))
         return Strategy(
             tuple(inputs), tuple(outputs), parts, self._inner(factors) + inside.inner, given, inside.workspace, inside.turns, inside.merged
         )
@@ -203,6 +206,13 @@ class _Expansion:
                 elements = math.prod(-(-self.rule.extent[name] // count) for name, count in counts.items()) * item.elements
                 found.append(InnerCollective("all_reduce", over, elements * max(4, self.itemsizes[0]), item.reduction))
         return tuple(found)
+
+    def _exchange(self, exchange: Exchange, axes: Axes, made: ShardingSpec) -> InnerCollective:
+        """The collective that the operator is, of a result that lies so."""
+        kind, result = KINDS[exchange.kind], len(self.rule.inputs)
+        bytes_made = math.prod(made.local_shape(self.rule.shapes[1][0], self.sizes)) * self.itemsizes[result]
+        full = bytes_made * (1 if kind.leaves_full else math.prod(self.sizes[axis] for axis in axes))
+        return InnerCollective(exchange.kind, axes if kind.ordered else tuple(sorted(axes)), full, exchange.reduction)
 
     def _spec(self, index: int, factors: dict[str, Axes], through: Axes) -> ShardingSpec:
         """Of a tensor, numbered over inputs, then outputs, partial over axes ``through`` which it flows."""

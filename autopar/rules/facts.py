@@ -7,8 +7,9 @@ from typing import Any
 
 from autopar.graph import Graph, Op, Ref, Tensor
 from autopar.rules.lookup import find_row
-from autopar.rules.signature import LooksUp, Row, call_of
+from autopar.rules.signature import LooksUp, Row, call_of, signature
 from autopar.rules.table import ROWS
+from autopar.sharding import AxisLayout
 
 
 def family(op: Op) -> str:
@@ -22,6 +23,15 @@ def is_alias(op: Op) -> bool:
     """Whether output 0 shares the storage of input 0 (views, and what is stored into it)."""
     row = find_row(op.target)
     return row is not None and (row.alias or row.stores)
+
+
+def axis_layout(op: Op) -> AxisLayout | None:
+    """How the operator's input 0 lies over some axes, where the model itself says so."""
+    row = find_row(op.target)
+    if row is None or not row.layout:
+        return None
+    text = op.args[[parameter.name for parameter in signature(row.operator)].index(row.layout)]
+    return AxisLayout.parse(str(text))
 
 
 STORING: Mapping[str, str] = {f"{row.name.removesuffix('_')}.default": f"{row.name}.default" for row in ROWS if row.stores}

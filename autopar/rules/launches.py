@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from autopar.cost_models.collectives import KINDS
 from autopar.graph import Argument, Op, Ref, Tensor
 from autopar.rules.expansion import plain_factors, way_of
 from autopar.rules.facts import kernel_launches
 from autopar.rules.lookup import find_row
 from autopar.rules.signature import Row, call_of
-from autopar.sharding import Strategy
+from autopar.sharding import InnerCollective, Strategy
 
 NARROW = frozenset({"bfloat16", "float16"})
 """Dtypes whose statistics are float32: bodies convert operands and results."""
@@ -107,7 +108,7 @@ def issued_kernels(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy | N
         return int(row is None)
     issue = Issue(op, row, tensors, strategy, sizes)
     if strategy is not None and strategy.inner:
-        inside = sum(CALLS_INSIDE + (item.beside is None) for item in strategy.inner)  # one that is waited for sends a copy
+        inside = sum(CALLS_INSIDE + sends_copy(item) for item in strategy.inner)
         return inside + INSIDE[f"{row.name} {way_of(strategy)}".rstrip()](issue)
     return row.issues if isinstance(row.issues, int) else FORMULAS[row.issues](issue)
 
@@ -338,6 +339,26 @@ def _norm(issue: Issue) -> int:
     return (1 if issue.arguments["ord"] == 0 else 3) + issue.narrow
 
 
+def sends_copy(item: InnerCollective) -> bool:
+    """Whether a collective inside an operator is made on a copy of its tensor: one that is waited for, and writes over what it sends or
+    swaps parts."""
+    return item.beside is None and (KINDS[item.kind].in_place or KINDS[item.kind].pairs)
+
+
+def _ranks_held(issue: Issue) -> int:
+    """Of how many ranks of a model's own collective one rank has the values; one, over the axes that the model says."""
+    assert issue.strategy is not None
+    return issue.strategy.inputs[0].local_shape(issue.tensors[issue.op.inputs[0]].shape, issue.sizes)[0]
+
+
+def _kept_reduction(issue: Issue) -> int:
+    return int(_ranks_held(issue) > 1)
+
+
+def _kept_exchange(issue: Issue) -> int:
+    return 2 * (_ranks_held(issue) > 1)
+
+
 INSIDE: Mapping[str, Callable[[Issue], int]] = {
     "aten._softmax": _statistics(7), "aten._log_softmax": _statistics(9),
     "aten._softmax_backward_data": _statistics(4), "aten._log_softmax_backward_data": _statistics(5),
@@ -348,6 +369,8 @@ INSIDE: Mapping[str, Callable[[Issue], int]] = {
     "autopar.attention ring": _ring, "autopar.attention_backward ring": _ring_backward,
     "autopar.batch_norm": _batch_norm_inside, "autopar.batch_norm_backward": _batch_norm_backward_inside,
     "autopar.extreme": _extreme_inside,
+    "autopar.all_gather": lambda issue: 0, "autopar.all_to_all": _kept_exchange,
+    "autopar.all_reduce": _kept_reduction, "autopar.reduce_scatter": _kept_reduction,
 }  # fmt: skip
 """By an operator's row, and the way in which ranks exchange parts: see ``autopar.runtime.inner``."""
 

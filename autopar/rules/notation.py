@@ -12,6 +12,7 @@
 Clauses follow a bar:
 
     | linear {0 1} {2}      partial sums flow from inputs 0 and 1 together, or from input 2 alone, to every output
+    | exchange n: all_reduce sum          the operator is this collective when `n` is split
     | inner d: max(...) sum(...)        when `d` is split: all-reduces of statistics of those dims inside the operator
     | triangle s                        work grows along `s` as the rows of a triangle do: its last part does the most
     | mirror s: {0} {3 4}               ranks may trade half of their part of `s` with the rank as far from the other end, and all have
@@ -81,6 +82,7 @@ class Pattern:
         triangles: factors along which the work grows from nothing, evenly.
         mirror: (factor, groups of tensors): what travels where ranks trade halves of their parts of the factor.
         ring: (factor, factor of what travels, inputs that travel).
+        exchange: (factor, kind, reduction): the collective that the operator is where the factor is split.
     """
 
     text: str
@@ -93,6 +95,7 @@ class Pattern:
     triangles: frozenset[str] = frozenset()
     mirror: tuple[str, tuple[tuple[int, ...], ...]] | None = None
     ring: tuple[str, str, tuple[int, ...]] | None = None
+    exchange: tuple[str, str, str] | None = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -240,4 +243,9 @@ def _clause(pattern: Pattern, text: str) -> Pattern:
         if not match or not pattern.names >= {match[1], match[2]}:
             raise _Unreadable(f"the clause {text!r}: write 'ring s t: {{1 2}}' for factors of the rule")
         return replace(pattern, ring=(match[1], match[2], tuple(map(int, match[3].split()))))
-    raise _Unreadable(f"the clause {text!r} is none of linear, inner, triangle, mirror, ring")
+    if word == "exchange":
+        match = re.fullmatch(r"(\w+): (\w+)(?: (\w+))?", rest.strip())
+        if not match or match[1] not in pattern.names:
+            raise _Unreadable(f"the clause {text!r}: write 'exchange n: all_reduce sum' for a factor of the rule")
+        return replace(pattern, exchange=(match[1], match[2], match[3] or ""))
+    raise _Unreadable(f"the clause {text!r} is none of linear, inner, triangle, mirror, ring, exchange")

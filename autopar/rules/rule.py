@@ -61,6 +61,21 @@ class Ring:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """A collective that is all that the operator does.
+
+    Args:
+        factor: over whose axes.
+        kind: of ``cost_models.collectives.KINDS``.
+        reduction: one of ``autopar.sharding.REDUCTIONS``; empty where it reduces nothing.
+    """
+
+    factor: str
+    kind: str
+    reduction: str
+
+
+@dataclass(frozen=True)
 class ShardingRule:
     """How one operator, of given shapes, can be cut.
 
@@ -79,6 +94,7 @@ class ShardingRule:
         triangles: the factors along which the work grows from nothing, evenly: of n parts the last does (2n - 1) / n^2 of it all.
         mirror: the factor whose parts may be traded by halves, if there is one.
         ring: the factor that may be split while parts along another one travel, if there is one.
+        exchange: the collective that the operator is, if it is one.
         equal: the factors that are split in equal parts alone.
         full: the factors of which no part may be empty.
         known: False for an operator without a row, or with arguments its row does not fit: everything whole.
@@ -99,6 +115,7 @@ class ShardingRule:
     triangles: frozenset[str] = frozenset()
     mirror: Mirror | None = None
     ring: Ring | None = None
+    exchange: Exchange | None = None
     equal: frozenset[str] = frozenset()
     full: frozenset[str] = frozenset()
     known: bool = True
@@ -174,4 +191,6 @@ class ShardingRule:
             clauses += f" | mirror {self.mirror.factor}: " + " ".join("{" + " ".join(map(str, group)) + "}" for group in self.mirror.sent)
         if self.ring is not None:
             clauses += f" | ring {self.ring.factor} {self.ring.along}: {{{' '.join(map(str, self.ring.sent))}}}"
+        if self.exchange is not None:
+            clauses += f" | exchange {self.exchange.factor}: {self.exchange.kind} {self.exchange.reduction}".rstrip()
         return clauses

@@ -100,6 +100,7 @@ class Row:
         issues: kernels that the host issues for it, or a name of ``autopar.rules.launches``; views have none.
         number: what a plain number among its arguments does to the tensor: ``multiplies``, ``divides`` or ``adds``.
         looks_up: that an input holds numbers of entries.
+        layout: the argument that says how input 0 lies over some axes of the mesh (``AxisLayout``).
     """
 
     family: str
@@ -120,6 +121,7 @@ class Row:
     issues: int | str = 1
     number: str = ""
     looks_up: LooksUp | None = None
+    layout: str = ""
 
     @property
     def seed(self) -> int | None:

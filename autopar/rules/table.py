@@ -212,6 +212,7 @@ REDUCTION: tuple[Row, ...] = (
 
 VIEW: tuple[Row, ...] = (
     Row("view", "autopar.shard(x, spec=)", "... -> ... | linear {0}", alias=True),
+    Row("view", "autopar.on_axes(x, over=)", "... -> ... | linear {0}", alias=True, layout="over"),
     *_rows("view", "view _unsafe_view reshape", computed_layout.view, "x, size=", alias=True, **_SIZE),
     *_rows("view", "view_copy", computed_layout.view, "x, size=", work="none", **_SIZE),
     *_rows("view", "view.dtype", "_... -> _...", alias=True),
@@ -395,7 +396,16 @@ SCAN: tuple[Row, ...] = (
     *_rows("sort", "topk", "... _ -> ... _, ... _", "x, k=, dim=-1", **_AT_DIM),
 )
 
+# the ranks are dim 0; a collective sends and receives beside what kernels read and write
+_OVER_AXES: Any = {"layout": "over", "equal": "all", "work": "none"}
+COLLECTIVE: tuple[Row, ...] = (
+    Row("collective", "autopar.all_gather(x, over=)", "n ... -> _ ... ~n | exchange n: all_gather", **_OVER_AXES),
+    Row("collective", "autopar.all_reduce(x, over=, reduction=)", computed.all_reduce, **_OVER_AXES),
+    Row("collective", "autopar.reduce_scatter(x, over=)", "n _ ... -> n ... | exchange n: reduce_scatter sum", **_OVER_AXES),
+    Row("collective", "autopar.all_to_all(x, over=)", "n _ ... -> n _ ... | exchange n: all_to_all", **_OVER_AXES),
+)
+
 ROWS: tuple[Row, ...] = (
     *POINTWISE, *QUANTISATION, *CONTRACTION, *LINEAR_ALGEBRA, *CONVOLUTION, *ATTENTION, *RECURRENCE, *REDUCTION, *VIEW, *SLICE,
-    *NORMALISATION, *POOLING, *GATHER, *FACTORY, *SCAN,
+    *NORMALISATION, *POOLING, *GATHER, *FACTORY, *SCAN, *COLLECTIVE,
 )  # fmt: skip

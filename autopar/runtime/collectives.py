@@ -86,9 +86,9 @@ def exchange_of(collective: Collective) -> Exchange:
 
 
 def exchange_inside(mesh: Mesh, kind: str, axes: Sequence[int], reduction: str) -> Exchange:
-    """What a backend is asked for by an operator with collectives inside: a reduction over whole axes, or a permute of their groups."""
+    """What a backend is asked for by an operator with collectives inside, over whole axes; ``reduction`` as in ``InnerCollective``."""
     whole = tuple(mesh.whole(axis) for axis in axes)
-    if KINDS[kind].reduces:
+    if not KINDS[kind].pairs:
         return Exchange(kind, whole, reduction)
     groups = [group_of(mesh, whole, rank) for rank in range(mesh.ranks)]
     return Exchange(kind, whole, sources=tuple(group[SOURCE[reduction](group.index(rank))] for rank, group in enumerate(groups)))
@@ -295,10 +295,17 @@ def _joining(part: Part, blocks: int) -> Callable[[Tensor], Tensor]:
 
 
 def exchange_now(backend: Backend, exchange: Exchange, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """A collective on one tensor of each hosted rank, waited for at once: what operators with collectives inside need."""
-    buffers = [tensor.clone(memory_format=torch.contiguous_format).view(-1) for tensor in tensors]
+    """A collective on one tensor of each hosted rank, waited for at once: what operators with collectives inside need.
+
+    What arrives has the tensor's shape, and is flat where it is of another size.
+    """
+    kind = KINDS[exchange.kind]
+    own = kind.in_place or kind.pairs  # as ``rules.launches.sends_copy`` counts
+    buffers = [(tensor.clone(memory_format=torch.contiguous_format) if own else tensor.contiguous()).view(-1) for tensor in tensors]
     found = backend.start(exchange, buffers)()
-    return [buffer.view(tensor.shape) for buffer, tensor in zip(found, tensors, strict=True)]
+    return [
+        buffer.view(tensor.shape) if buffer.numel() == tensor.numel() else buffer for buffer, tensor in zip(found, tensors, strict=True)
+    ]
 
 
 def exchange_beside(backend: Backend, exchange: Exchange, tensors: Sequence[Tensor]) -> list[Callable[[], Tensor]]:

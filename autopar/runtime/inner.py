@@ -18,8 +18,8 @@ from autopar.cost_models.collectives import KINDS
 from autopar.dialect.library import wide_dtype
 from autopar.graph import Op
 from autopar.rules import way_of
+from autopar.runtime import kept_collectives
 from autopar.runtime.sequences import (
-    Exchanges,
     mirrored_attention,
     mirrored_attention_backward,
     ring_attention,
@@ -224,7 +224,7 @@ def _norm(
     return total.to(dtype or x.dtype)
 
 
-BODIES: Mapping[str, Callable[..., Exchanges]] = {
+BODIES: Mapping[str, Callable[..., Any]] = {
     "aten._softmax": _softmax,
     "aten._log_softmax": _log_softmax,
     "aten._softmax_backward_data": _softmax_backward,
@@ -243,5 +243,9 @@ BODIES: Mapping[str, Callable[..., Exchanges]] = {
     "autopar.extreme": _extreme,
     "autopar.batch_norm": _batch_norm,
     "autopar.batch_norm_backward": _batch_norm_backward,
+    "autopar.all_gather": kept_collectives.all_gather,
+    "autopar.all_reduce": kept_collectives.all_reduce,
+    "autopar.reduce_scatter": kept_collectives.reduce_scatter,
+    "autopar.all_to_all": kept_collectives.all_to_all,
 }
 """By operator without its overload, and the way in which a factor is split along which ranks exchange parts, if one is."""

@@ -10,6 +10,8 @@ tracing         joint traces of forward and backward, where their operators come
 autograd        calls of autograd and its transforms that a model makes itself, and the backward pass that runs
 modules         modules: their hooks, their forward, and conversions that must not change them while they are captured
 process_groups  process groups: what a model asks of them while it is captured, and collectives under the names of each version
+rank_levels     levels of vmap as axes of ranks
+rerouted        functions of torch that run ours instead, under every name
 placements      placements of DTensors: strided shards, blocks and unequal parts in redistributions, checkpoints and ``fully_shard``
 whole_tensors   operators of DTensors that are done with whole tensors, on all ranks alike
 local_steps     optimizers step the part that a rank holds
@@ -75,14 +77,19 @@ from autopar.torch_compat.placements import (
 from autopar.torch_compat.process_groups import (
     all_gather_single,
     answered_as_one_device,
+    collective_modules,
     flatten_axes,
     functional_collectives,
+    local_map_function,
     new_group,
+    process_group_named,
     reduce_scatter_single,
     refused_collectives,
     refused_ranks,
     timeout_of,
 )
+from autopar.torch_compat.rank_levels import beneath_levels, met_functions, rank_level, with_level, without_levels
+from autopar.torch_compat.rerouted import rerouted
 from autopar.torch_compat.tensors import (
     NO_TORCH_FUNCTION,
     adaptive_result,
@@ -147,18 +154,19 @@ from autopar.torch_compat.written_parts import (
 __all__ = [
     "ALIKE_FOR_PARTS", "LINEAR", "NO_TORCH_FUNCTION", "ORIGIN", "PRODUCTS", "REGROUPING", "STATE_HOOKS", "TESTED", "Chunk", "PartOf",
     "UntestedTorchWarning", "WithinReplicas", "accumulating", "adaptive_result", "all_gather_single", "answered_as_not_exported",
-    "answered_as_one_device", "argument_of", "as_torch_does", "assert_later", "assign_data", "autocast_on_cpu", "before", "by_formula",
-    "check_tested", "checkpoint_in_chunks", "children_of", "choose_rules", "convolve_in_whole", "copy_each", "cut_into",
-    "detach_local_parts", "dispatch_mode", "draws", "dtensor_like", "fake_mode", "flatten_axes", "flatten_with_paths", "format_numbers",
-    "forward_of", "functional_collectives", "gather_unequal_parts", "has_blocks", "has_unequal_parts", "hooks_of_copy", "in_whole",
-    "is_fake", "is_known_container", "is_operator", "is_reentrant_checkpoint", "is_view", "join_total_norms", "keeps_autograd_graph",
-    "kept_modules", "lay_by_parts", "leaves_of", "lie_as_before", "local_of", "make_orthogonal", "map_only", "map_tensors",
-    "means_over_parts", "mixes_dtensors", "must_be_reduced", "new_group", "noticed_checkpoints", "on_all", "origin_of", "pair_complex",
-    "place_states", "profiler_records", "real_tensors", "recorded_origins", "reduce_beside_numbers", "reduce_looked_up", "reduce_odd_parts",
-    "reduce_parameters", "reduce_partial", "reduce_scatter_single", "reduce_where_asked", "refuse_several_parts", "refused_collectives",
-    "refused_ranks", "replaced_function_apply", "replaced_module_hooks", "replaced_on_cpu", "replaced_operators", "replaced_transforms",
+    "answered_as_one_device", "argument_of", "as_torch_does", "assert_later", "assign_data", "autocast_on_cpu", "before", "beneath_levels",
+    "by_formula", "check_tested", "checkpoint_in_chunks", "children_of", "choose_rules", "collective_modules", "convolve_in_whole",
+    "copy_each", "cut_into", "detach_local_parts", "dispatch_mode", "draws", "dtensor_like", "fake_mode", "flatten_axes",
+    "flatten_with_paths", "format_numbers", "forward_of", "functional_collectives", "gather_unequal_parts", "has_blocks",
+    "has_unequal_parts", "hooks_of_copy", "in_whole", "is_fake", "is_known_container", "is_operator", "is_reentrant_checkpoint", "is_view",
+    "join_total_norms", "keeps_autograd_graph", "kept_modules", "lay_by_parts", "leaves_of", "lie_as_before", "local_map_function",
+    "local_of", "make_orthogonal", "map_only", "map_tensors", "means_over_parts", "met_functions", "mixes_dtensors", "must_be_reduced",
+    "new_group", "noticed_checkpoints", "on_all", "origin_of", "pair_complex", "place_states", "process_group_named", "profiler_records",
+    "rank_level", "real_tensors", "recorded_origins", "reduce_beside_numbers", "reduce_looked_up", "reduce_odd_parts", "reduce_parameters",
+    "reduce_partial", "reduce_scatter_single", "reduce_where_asked", "refuse_several_parts", "refused_collectives", "refused_ranks",
+    "replaced_function_apply", "replaced_module_hooks", "replaced_on_cpu", "replaced_operators", "replaced_transforms", "rerouted",
     "reshape_in_place", "role", "runs_a_graph", "schema_of", "shard_beside_blocks", "shares_memory", "spec_of", "split_factor_of",
     "step_local_parts", "step_whole_matrices", "storage_key", "strided_shard", "take_plain_in_backward", "teach_dtensors", "timeout_of",
     "trace_joint", "trace_operators", "traced_apart", "traced_in_backward", "transforms_run", "uncompiled", "unflatten", "unknown_sizes",
-    "values_of", "whole_of", "with_backward", "wrapper_of", "write_through_views", "write_where_masked",
+    "values_of", "whole_of", "with_backward", "with_level", "without_levels", "wrapper_of", "write_through_views", "write_where_masked",
 ]  # fmt: skip

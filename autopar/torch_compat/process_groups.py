@@ -52,9 +52,18 @@ def _is_asked_by_users(through: Container[str]) -> bool:
     return frame is None or frame.f_globals.get("__name__", "").partition(".")[0] != "torch"
 
 
+def process_group_named(name: str) -> Any:
+    """The process group of a name that torch gave it."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._resolve_process_group(name)
+
+
 @contextmanager
-def answered_as_one_device() -> Iterator[None]:
+def answered_as_one_device(but: Callable[[], bool]) -> Iterator[None]:
     """Within it, code of this thread that is not torch's finds one rank: no group is initialized, and groups and meshes have size 1.
+
+    Where ``but`` is true, groups and meshes have their own size.
 
     So is what ``torchrun`` puts into the environment: sizes are 1, and which rank this is, is not there.
     """
@@ -65,7 +74,7 @@ def answered_as_one_device() -> Iterator[None]:
     def answered(plain: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
         def method(*args: Any, **kwargs: Any) -> Any:
             found = plain(*args, **kwargs)
-            return answer(found) if get_ident() == thread and _is_asked_by_users(_SIZES_OF) else found
+            return answer(found) if get_ident() == thread and not but() and _is_asked_by_users(_SIZES_OF) else found
 
         return method
 
@@ -133,6 +142,27 @@ def _watched_group(names: Iterable[str], told: Callable[[str], None]) -> Iterato
     finally:
         for name, plain in kept.items():
             setattr(ProcessGroup, name, plain)
+
+
+def collective_modules() -> dict[str, Any]:
+    """The modules of torch's collectives: ``functional``, ``differentiable``, and those that write into tensors, ``writing``."""
+    import torch.distributed
+    import torch.distributed._functional_collectives
+    import torch.distributed.nn.functional
+
+    return {
+        "functional": torch.distributed._functional_collectives,
+        "differentiable": torch.distributed.nn.functional,
+        "writing": torch.distributed,
+    }
+
+
+def local_map_function() -> Callable[..., Any]:
+    """What ``local_map`` makes a function of: ``(function, out_placements, in_placements, in_grad_placements, device_mesh,
+    redistribute_inputs, *args, **kwargs)``."""
+    from torch.distributed.tensor.experimental import _func_map
+
+    return _func_map._local_map_wrapped
 
 
 def functional_collectives() -> Any:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from autopar.attributes import in_place_of_originals
 from autopar.graph import Graph
-from autopar.importer import cut_call, without_fast_path
+from autopar.importer import cut_call, on_one_device, without_fast_path
 from autopar.importer.containers import renewed
 from autopar.importer.precision import autocast_of, call_in
 from autopar.runtime.accumulation import rows_in_reach, run_step
@@ -117,7 +117,7 @@ class Case:
     def run(self, model: nn.Module, call: Case) -> Tensors:
         """The outputs of a call, as they count in the step."""
         made, recording = self.graph.accumulation, self.graph.arguments.get("recording", False)
-        with without_chance(), without_fast_path(), torch.set_grad_enabled(self.trains or recording), rows_in_reach(made):
+        with on_one_device(), without_chance(), without_fast_path(), torch.set_grad_enabled(self.trains or recording), rows_in_reach(made):
             args, kwargs = renewed((call.args, dict(call.kwargs)))
             compute_dtype = self.graph.arguments.get("compute_dtype")
             with autocast_of(compute_dtype):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import autopar.dialect  # noqa: F401  registers the operators of ours
+from autopar.cost_models.collectives import KINDS
 from autopar.graph import Dtype, Op, Ref, Tensor
 from autopar.rules import localize
 from autopar.runtime.inner import Answer, body
@@ -85,16 +86,18 @@ def _lockstep(op: Op, strategy: Strategy, sizes: Sizes, ranks: list[Sizes], boun
     answers: list[Answer | None] = [None] * len(ranks)
     for item in strategy.inner:
         requests, asked = [running.send(answer) for running, answer in zip(bodies, answers, strict=True)], []
-        ranks_of_group = math.prod(sizes[axis] for axis in item.axes) if item.kind == "permute" else 1
+        ranks_of_group = 1 if KINDS[item.kind].takes_full else math.prod(sizes[axis] for axis in item.axes)
         for request, tensor in requests:
             assert request == item
             asked.append(tensor.numel() * tensor.element_size() * ranks_of_group)
         assert asked[0] == max(asked) == item.bytes, f"{asked} bytes asked, {item.bytes} declared"
         answers = []
         for own in ranks:
-            group = [request[1] for request, other in zip(requests, ranks, strict=True)
-                     if all(a == b for axis, (a, b) in enumerate(zip(own, other, strict=True)) if axis not in item.axes)]  # fmt: skip
-            if item.kind == "permute":
+            others = _group(own, item.axes, ranks)
+            group = [requests[ranks.index(other)][1] for other in others]
+            if item.kind in RECEIVED:
+                answers.append(RECEIVED[item.kind](group, others.index(own), item.reduction))
+            elif item.kind == "permute":
                 came = requests[ranks.index(_source(own, item, sizes))][1].clone()
                 answers.append(came if item.beside is None else partial(_as_it_was, came))
             else:
@@ -107,6 +110,20 @@ def _lockstep(op: Op, strategy: Strategy, sizes: Sizes, ranks: list[Sizes], boun
             results.append(stop.value)
     assert len(results) == len(ranks), "a body asks for more than its strategy declares"
     return results
+
+
+def _group(own: Sizes, axes: Sizes, ranks: list[Sizes]) -> list[Sizes]:
+    """The ranks along some axes through one, the first axis major."""
+    others = [other for other in ranks if all(a == b for axis, (a, b) in enumerate(zip(own, other, strict=True)) if axis not in axes)]
+    return sorted(others, key=lambda other: [other[axis] for axis in axes])
+
+
+RECEIVED: dict[str, Callable[[list[torch.Tensor], int, str], torch.Tensor]] = {
+    "all_gather": lambda group, place, _: torch.cat([tensor.flatten() for tensor in group]),
+    "reduce_scatter": lambda group, place, reduction: reduced([tensor.flatten().chunk(len(group))[place] for tensor in group], reduction),
+    "all_to_all": lambda group, place, _: torch.cat([tensor.flatten().chunk(len(group))[place] for tensor in group]).view(group[0].shape),
+}
+"""What a rank of a group gets of a collective that is an operator of its own, by kind: of the tensors, by the rank's place."""
 
 
 def _as_it_was(tensor: torch.Tensor) -> torch.Tensor:

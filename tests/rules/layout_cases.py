@@ -53,6 +53,14 @@ def pool_backward(forward: str, *arguments: Any, dims: int) -> Callable[[], tupl
 
 
 CASES: tuple[Case, ...] = (
+    # collectives of a model's own: dim 0 is the ranks
+    Case("autopar.all_gather.default", (F(4, 6), "x=S0"), "n a -> _ a ~n | exchange n: all_gather"),
+    Case("autopar.all_reduce.default", (F(4, 6), "x=S0", "sum"), "n a -> a ~n | exchange n: all_reduce sum"),
+    Case("autopar.all_reduce.default", (F(4, 2, 3), "x=S0", "max"), "n a b -> a b ~n | exchange n: all_reduce max"),
+    Case("autopar.all_reduce.default", (F(4, 6), "x=S0", "min"), "n a -> a ~n | exchange n: all_reduce min"),
+    Case("autopar.reduce_scatter.default", (F(4, 4, 6), "x=S0"), "n _ a -> n a | exchange n: reduce_scatter sum"),
+    Case("autopar.all_to_all.default", (F(4, 4, 6), "x=S0"), "n _ a -> n _ a | exchange n: all_to_all"),
+    Case("autopar.on_axes.default", (F(4, 6), "x=S0"), "a b -> a b | linear {0}"),
     # view
     Case("aten.view.default", (F(4, 6, 8), [4, 6, 2, 4]), "a b (c d) -> a b c d | linear {0}"),
     Case("aten.view.default", (F(4, 6, 8), [24, 8]), "a b c -> (a b) c | linear {0}"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from autopar.cost_models.collectives import KINDS
 from autopar.dialect import attention
 from autopar.dialect.experts import FIRST_EXPERT
 from autopar.dialect.library import BODIES as DIALECT
@@ -17,7 +18,7 @@ from autopar.dialect.lookup import OFFSETS
 from autopar.graph import Graph, Op, Ref, Tensor
 from autopar.rules import find_fusable_additions, find_rule, issued_kernels, localize, reads_back, strategies, way_of
 from autopar.rules.expansion import plain_factors
-from autopar.rules.launches import CALLS_INSIDE, FORMULAS, IGNORED_CHECK, INDEX_CHECK, INSIDE, READING
+from autopar.rules.launches import CALLS_INSIDE, FORMULAS, IGNORED_CHECK, INDEX_CHECK, INSIDE, READING, sends_copy
 from autopar.rules.table import ROWS
 from autopar.runtime.inner import BODIES, body
 from autopar.runtime.kernels import bind_kernel
@@ -77,6 +78,9 @@ def run_alone(running: Any) -> None:
             item, tensor = running.send(answer)
         except StopIteration:
             return
+        kind = KINDS[item.kind]
+        if kind.leaves_full != kind.takes_full:
+            tensor = tensor.new_empty(tensor.numel() * SIZES[0] if kind.leaves_full else tensor.numel() // SIZES[0])
         answer = tensor if item.beside is None else lambda tensor=tensor: tensor
 
 
@@ -102,8 +106,8 @@ def test_rows_count_the_calls_of_their_bodies(case: Case) -> None:
 
 
 def own_kernels(op: Op, tensors: dict[str, Tensor], strategy: Strategy) -> int:
-    """Kernels without the collectives inside, which send a copy where they are waited for."""
-    return issued_kernels(op, tensors, strategy, SIZES) - sum(CALLS_INSIDE + (item.beside is None) for item in strategy.inner)
+    """Kernels without the collectives inside, and the copies that these send."""
+    return issued_kernels(op, tensors, strategy, SIZES) - sum(CALLS_INSIDE + sends_copy(item) for item in strategy.inner)
 
 
 NARROW = (

@@ -48,6 +48,14 @@ def test_a_spec_of_merged_axes_and_back(four_axes: Machine) -> None:
     assert merging.pins(Pins({"x": ShardingSpec.parse("S3 R")})) is None, "a part of a merged axis"
 
 
+def test_an_axis_that_the_model_itself_names_is_not_merged(four_axes: Machine) -> None:
+    merging, *_, last = axis_merges(four_axes, 2)
+    assert merging.pins(Pins(on_axes={"op": ((0, 0), (2, 1))})) is None
+    kept, renumbered = merging.pins(Pins(on_axes={"op": ((0, None),)})), last.pins(Pins(on_axes={"op": ((4, 0),)}))
+    assert kept is not None and kept.on_axes == {"op": ((0, None),)}
+    assert renumbered is not None and renumbered.on_axes == {"op": ((1, 0),)}
+
+
 def test_collectives_inside_of_operators_run_over_all_that_is_merged(four_axes: Machine) -> None:
     """A split softmax on merged axes is one of the mesh itself."""
     op = Op("y", "aten._softmax.default", ("x",), ("y",), (Ref(0), -1, False))

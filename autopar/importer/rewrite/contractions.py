@@ -58,10 +58,14 @@ def _prepare(tensor: Tensor, factors: tuple[str, ...], sizes: Mapping[str, int],
     return tensor, tuple(factor for factor in factors if factor not in dropped)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+Contract = Callable[[Tensor, Sequence[str], Tensor, Sequence[str], Sequence[str]], Tensor]
+"""``contract``, or what does the same in a region of ranks' parts."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, by: Contract = contract) -> Tensor:
     """``x [..., k] -> [..., n]``; a weight in blocks, ``[p, n, k]``, gives ``[..., p, n]``."""
     batch, of_weight = _batch_letters(x.dim() - 1), ("p", "n", "k")[3 - weight.dim() :]
-    out = contract(x, (*batch, "k"), weight, of_weight, (*batch, *of_weight[:-1]))
+    out = by(x, (*batch, "k"), weight, of_weight, (*batch, *of_weight[:-1]))
     return out if bias is None else out + autocast(bias)[0]
 
 
@@ -75,14 +79,14 @@ def _batch_letters(dims: int) -> tuple[str, ...]:
     return tuple("bsthuvwxyzacdefg"[:dims])
 
 
-def matmul(a: Tensor, b: Tensor, *, blocks: bool = False) -> Tensor:
+def matmul(a: Tensor, b: Tensor, *, blocks: bool = False, by: Contract = contract) -> Tensor:
     """``a [..., m, k]`` times ``b [..., k, n]``; in blocks, ``b [..., k, p, n]`` gives ``[..., m, p, n]``."""
     columns, rank = ("p", "n") if blocks else ("n",), b.dim() - blocks
     letters = _batch_letters(max(a.dim(), rank, 2) - 2)
     first = ("k",) if a.dim() == 1 else (*letters[len(letters) - (a.dim() - 2) :], "m", "k")
     second = ("k",) if rank == 1 else (*letters[len(letters) - (rank - 2) :], "k", *columns)
     kept = [*letters, *(["m"] if a.dim() > 1 else []), *(columns if rank > 1 else [])]
-    return contract(a, first, b, second, kept)
+    return by(a, first, b, second, kept)
 
 
 def vdot(a: Tensor, b: Tensor) -> Tensor:
@@ -119,7 +123,7 @@ def _scaled(tensor: Tensor, factor: float) -> Tensor:
     return tensor if factor == 1 else tensor * factor
 
 
-def einsum(equation: str, operands: Sequence[Tensor], path: Sequence[int] | None = None) -> Tensor:
+def einsum(equation: str, operands: Sequence[Tensor], path: Sequence[int] | None = None, *, by: Contract = contract) -> Tensor:
     """Operands are contracted left to right, keeping at each step the factors that are still needed."""
     parsed = _parse_einsum(equation, operands)
     if parsed is None or len(operands) < 2:
@@ -130,7 +134,7 @@ def einsum(equation: str, operands: Sequence[Tensor], path: Sequence[int] | None
         later = {factor for rest in factors[index + 1 :] for factor in rest} | set(result)
         last = index == len(operands) - 1
         keep = result if last else tuple(f for f in dict.fromkeys((*have, *factors[index])) if f in later)
-        tensor = contract(tensor, have, operands[index], factors[index], keep)
+        tensor = by(tensor, have, operands[index], factors[index], keep)
         have = keep
     return tensor
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from autopar.cost_models import Mesh
 from autopar.errors import UsageError
 from autopar.graph import Graph
+from autopar.rules import axis_layout
 from autopar.schedule import OUTPUT
-from autopar.sharding import Blocks, ShardingSpec
+from autopar.sharding import AxisDims, Blocks, ShardingSpec
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,14 @@ class Pins:
         outputs: of graph outputs, by reader name (``output:0``).
         tensors: of operators' results, by tensor name.
         merged: axes that stand for several axes of a larger mesh. They split no blocks.
+        on_axes: how input 0 of an operator lies over some axes where the model says so itself, by operator name.
     """
 
     inputs: Mapping[str, ShardingSpec] = field(default_factory=dict)
     outputs: Mapping[str, ShardingSpec] = field(default_factory=dict)
     tensors: Mapping[str, ShardingSpec] = field(default_factory=dict)
     merged: frozenset[int] = frozenset()
+    on_axes: Mapping[str, AxisDims] = field(default_factory=dict)
 
 
 def resolve_pins(graph: Graph, mesh: Mesh, constraints: Mapping[str, str]) -> Pins:
@@ -57,7 +60,25 @@ def resolve_pins(graph: Graph, mesh: Mesh, constraints: Mapping[str, str]) -> Pi
             if place.get(key, new) != new:
                 raise UsageError(f"two pins disagree on {tensor}: {place[key]!s} and {new!s}", "remove one of them")
             place[key] = new
-    return Pins(places["input"], places["output"], places["tensor"])
+    return Pins(places["input"], places["output"], places["tensor"], on_axes=_layouts_on_axes(graph, mesh))
+
+
+def _layouts_on_axes(graph: Graph, mesh: Mesh) -> dict[str, AxisDims]:
+    """``Pins.on_axes`` of a graph.
+
+    Raises:
+        UsageError: the mesh has not the axes, or not with as many ranks; with the user's line.
+    """
+    found = {}
+    for op in graph.ops:
+        layout = axis_layout(op)
+        if layout is not None:
+            problem = layout.problem(graph.tensors[op.inputs[0]].shape, dict(mesh.axes))
+            if problem:
+                message = f"{op.location}: a local_map region or a collective in it does not fit the mesh: {problem}"
+                raise UsageError(message, "plan on a mesh that has the axes of the region's device_mesh, by name and size")
+            found[op.name] = layout.on(mesh.names, mesh.sizes)
+    return found
 
 
 def _in_graph(name: str, spec: ShardingSpec, blocks: Blocks | None, mesh: Mesh) -> ShardingSpec:

@@ -23,7 +23,7 @@ from autopar.search.choices.pins import Pins
 from autopar.search.choices.reshard_tables import ReshardPricing, axis_codes, split_codes
 from autopar.search.choices.uneven import UnevenSplits, find_uneven_splits, op_signature
 from autopar.search.settings import RESHARD_WORK, STRATEGY_WORK
-from autopar.sharding import ALL_ORDERS, Orders, ShardingSpec, Strategy, innermost_first, splits
+from autopar.sharding import ALL_ORDERS, Orders, ShardingSpec, Strategy, innermost_first, lies_so, splits
 
 CONTRACTION = "autopar.contract.default"
 IMPOSSIBLE = float("inf")
@@ -150,6 +150,8 @@ class Space:
             )  # fmt: skip
             if uneven:
                 offered = tuple(strategy for strategy in offered if self._is_allowed(op, strategy))
+            if asked := self.pins.on_axes.get(op.name):  # equal operators ask for equal layouts
+                offered = tuple(strategy for strategy in offered if lies_so(strategy.inputs[0], asked))
             found = self._ops[known] = self._priced(op, offered)
         return found
 

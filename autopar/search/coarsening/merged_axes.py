@@ -43,7 +43,11 @@ class AxisMerge:
                 return None
             found.append({name: spec for name, spec in specs.items() if spec is not None})
         inputs, outputs, tensors = found
-        return Pins(inputs, outputs, tensors, frozenset(axis for axis, word in enumerate(self.members) if len(word) > 1))
+        asked = {axis for dims in pins.on_axes.values() for axis, _ in dims}
+        if not asked <= {axis for word in self.members if len(word) == 1 for axis in word}:
+            return None
+        alone = {name: tuple((self._merged_axis[axis,], dim) for axis, dim in dims) for name, dims in pins.on_axes.items()}
+        return Pins(inputs, outputs, tensors, frozenset(axis for axis, word in enumerate(self.members) if len(word) > 1), alone)
 
     def _merge_spec(self, spec: ShardingSpec) -> ShardingSpec | None:
         dims = []

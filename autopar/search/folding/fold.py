@@ -81,6 +81,7 @@ class Folding:
             {number[name]: spec for name, spec in pins.outputs.items() if name in number},
             {name: spec for name, spec in pins.tensors.items() if name in self.graph.tensors},
             pins.merged,
+            pins.on_axes,
         )
 
     def spread_pins(self, pins: Pins) -> Pins | None:
