@@ -22,6 +22,7 @@ from autopar.errors import MismatchError, UsageError
 from autopar.graph import Graph, GraphInput, GraphOutput
 from autopar.importer import Capture, capture
 from autopar.pipeline import Action, Stages
+from autopar.pipeline.timetable import stages_split
 from autopar.pipeline_plan import PipelinePlan
 from autopar.recording.pipelines import ReplayedPipeline, replay_pipeline
 from autopar.runtime.accumulation import AccumulatedCall
@@ -94,7 +95,7 @@ class PipelineCall(AccumulatedCall):
             for _, ahead in running.mine[index : index + 2]:
                 running.mail.post(ahead)
             running.mail.settle(place)
-            run.run(action.half, action.microbatch)
+            run.run(action.part, action.microbatch)
         running.mail.settle(len(running.order))
         (values,) = run.finish()
         for tensor, group in running.groups.tied.items():
@@ -283,6 +284,7 @@ def compile_pipeline(
     step = bind_step(
         schedule, own_constants(schedule, captured.constants, place),
         CallTree(captured.graph.arguments, forward_of(model), loss), place, "global", dropout, "eager",
+        split=ranks.stage in stages_split(replayed.order),
     )  # fmt: skip
     graph = schedule.graph
     if not graph.stepped:
