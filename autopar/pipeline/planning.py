@@ -258,7 +258,7 @@ class _Planner:
         for stage, graph in enumerate(stages.graphs):
             in_flight = in_flight_of(self.asked.order, stage, len(stages.graphs), self.microbatches)
             try:
-                result = self._plan_stage(graph, _pins(graph, specs) | _tied_pins(graph, stages, found), in_flight)
+                result = self._plan_stage(graph, crossing_pins(graph, specs) | _tied_pins(graph, stages, found), in_flight)
             except InfeasibleError:
                 return None
             if self.asked.split:
@@ -370,7 +370,7 @@ def _local_bytes(name: str, specs: Mapping[str, ShardingSpec], schedule: Schedul
     return _elements(specs[name], tensor.shape, schedule.machine.mesh.sizes) * DTYPE_BYTES[tensor.dtype]
 
 
-def _pins(graph: Graph, specs: Mapping[str, ShardingSpec]) -> dict[str, str]:
+def crossing_pins(graph: Graph, specs: Mapping[str, ShardingSpec]) -> dict[str, str]:
     """The layouts of what a stage receives and sends."""
     found = {f"{item.kind}:{item.name}": str(specs[item.tensor]) for item in graph.inputs if item.is_received}
     return found | {f"output:{output.name}": str(specs[output.tensor]) for output in graph.outputs if output.is_sent}

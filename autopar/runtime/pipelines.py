@@ -56,14 +56,15 @@ class StageRun:
         stages: of the whole pipeline.
         enter: the local parts of a microbatch's graph inputs, but for what is received, of each hosted rank.
         scaled: whether gradients leave the last stage times the weight of their microbatch's loss.
+        trains: whether backward runs at all.
     """
 
     def __init__(
         self, stages: Stages, stage: int, executable: Executable, enter: Callable[[int], Sequence[Values]], mail: Mail, *,
-        scaled: bool, draw: int | None = None, observed: list[Observed] | None = None,
+        scaled: bool, draw: int | None = None, observed: list[Observed] | None = None, trains: bool = True,
     ) -> None:  # fmt: skip
         self.stages, self.stage, self.enter, self.mail = stages, stage, enter, mail
-        self.step = MicrobatchedStep(executable, executable.backend.ranks, observed, draw=draw, scaled=scaled)
+        self.step = MicrobatchedStep(executable, executable.backend.ranks, observed, draw=draw, trains=trains, scaled=scaled)
         self.executable = executable
         self.sent = {output.tensor: value for output, value in executable.schedule.outputs}
         self.in_flight: dict[int, Sequence[Values]] = {}
@@ -98,7 +99,7 @@ class StageRun:
     def _wanted_behind(self, part: Part) -> Sequence[str]:
         """The values of a microbatch that are needed after one of its parts."""
         if part == "forward":
-            return self.kept
+            return self.kept if self.step.trains else self.step.leaving
         return (*self.executable.kept_for_weights, *self.left) if part == "backward" and self.split else self.left
 
     @property

@@ -268,19 +268,15 @@ def test_what_a_pipeline_does_not_do_yet_is_refused_on_all_ranks() -> None:
             except AutoparError as error:
                 words.append(error.message)
 
-        refused(lambda: module.eval()(*args))
-        module.train()
-        with torch.no_grad():
-            refused(lambda: module(*args))
-        refused(lambda: module(*(tensor[:4] for tensor in args)))
         refused(lambda: module.local_batch([1, 2]))
         refused(lambda: module.replica)
         refused(lambda: module.save_pretrained("nowhere"))
+        refused(lambda: module(*(tensor.float() for tensor in args)))
         return words
 
     for words in on_ranks(run, 2):
-        assert all("so far" in one or "its stage alone" in one for one in words[3:])
-        assert ["evaluation" in words[0], "calls without gradients" in words[1], "int64 [4, 8]" in words[2]] == [True] * 3
+        assert all("so far" in one or "its stage alone" in one for one in words[:3])
+        assert "float32 [8, 8], planned was int64" in words[3]
 
 
 @pytest.mark.parametrize(
