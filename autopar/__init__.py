@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from autopar.cost_models import Hardware, Mesh
     from autopar.errors import AutoparError
     from autopar.graph import Graph
-    from autopar.padded import compile_padded, load_padded, plan_padded
     from autopar.importer import axis_mesh, on_one_device
+    from autopar.padded import compile_padded, load_padded, plan_padded
     from autopar.pipeline_plan import PipelinePlan
     from autopar.placements import same_sharding, shard
     from autopar.plan import Plan

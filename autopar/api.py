@@ -152,6 +152,7 @@ def plan_pipeline(
     mesh: MeshLike,
     microbatches: int | str = AUTO,
     stages: str | Sequence[str] | None = None,
+    order: str = "auto",
     hardware: str | os.PathLike[str] | Hardware | None = None,
     loss: Callable[..., Any] | None = None,
     loss_args: tuple[Any, ...] = (),
@@ -172,6 +173,8 @@ def plan_pipeline(
         microbatches: number of equal parts of the batch, along dim 0 of the inputs; ``auto`` tries powers of two, from one for each stage
             on, as long as more gain.
         stages: the first module of each stage but the first, or counts of equal layers, ``"8,9,8,7"``; chosen when not given.
+        order: of each stage's actions. ``auto`` searches, with backward whole; ``gpipe`` and ``1f1b`` are the usual ones; ``zero-bubble``
+            searches with gradients of weights in actions of their own, which fill the time that stages would wait.
         others: as of ``plan``.
 
     Raises:
@@ -180,7 +183,7 @@ def plan_pipeline(
     """
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), compute_dtype=compute_dtype, optimizer=optimizer, recompute=recompute,
-        microbatches=microbatches, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
+        microbatches=microbatches, order=order, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
     )  # fmt: skip
     memory_limit = read_memory_limit(memory, options.hardware)
     return plan_stages(Target(model, args, kwargs or {}, loss, loss_args), options, memory_limit, stages)

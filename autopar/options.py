@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from autopar.cost_models import COST_MODELS, EXECUTIONS, CostModelError, Execution, Hardware, Mesh, find_optimizer, load_hardware
 from autopar.effort import DEFAULT_EFFORT, Effort, check_effort
 from autopar.errors import FileError, UsageError
+from autopar.pipeline.orders import check_order
 from autopar.rows import Inputs
 from autopar.seeds import check_seed
 
@@ -49,6 +50,7 @@ class PlanOptions:
         inputs: ``local``: the rows of all inputs are split alike, over the axes that are best.
         pins: name or glob to spec, as the user wrote them.
         microbatches: a number, or ``auto``.
+        order: of the actions of a pipeline's stages.
         execute: the way of execution whose host is priced; None for a host that takes no time.
         time_limit: seconds for the whole call.
         began: when the call began, of ``perf_counter``.
@@ -71,6 +73,7 @@ class PlanOptions:
     cost_model: str = "roofline"
     recompute: str = "auto"
     microbatches: int | str = 1
+    order: str = "auto"
     execute: Execution | None = None
     effort: Effort = DEFAULT_EFFORT
     time_limit: float = 60.0
@@ -85,6 +88,7 @@ class PlanOptions:
         check_one_of("kind of inputs", self.inputs, get_args(Inputs))
         check_one_of("cost model", self.cost_model, tuple(COST_MODELS))
         check_one_of("way to recompute", self.recompute, RECOMPUTE)
+        check_order(self.order)
         check_execution(self.execute, self.hardware, self.cost_model)
         with user_errors():
             find_optimizer(self.optimizer)

@@ -20,6 +20,10 @@ from autopar.plan import Plan
 from autopar.rows import AccumulationPlan, Count, CreatedBy, Model, Objective, Row, Seconds, Shape
 
 PIPELINE_SCHEMA = "autopar.pipeline-plan/1"
+OrderName = Literal["auto", "gpipe", "1f1b", "zero-bubble"]
+"""How each stage orders its actions. ``auto``: searched, with backward whole. ``gpipe``: all of forward, then all of backward. ``1f1b``:
+one backward after each forward, once one microbatch more is in flight than stages are behind. ``zero-bubble``: searched, with gradients of
+weights in actions of their own."""
 _AGAIN = "write the plan again with autopar plan -o"
 
 
@@ -45,10 +49,13 @@ class StagePlan(Row):
 
     Args:
         first_module: where it begins; empty for the first stage.
-        order: its actions, ``F0`` for forward of microbatch 0, ``B0`` for its backward.
+        order: its actions, ``F0`` for forward of microbatch 0, ``B0`` for its backward, ``W0`` for its gradients of weights where these are
+            apart.
         forward_seconds, backward_seconds: of one microbatch.
         last_backward_seconds: of the last microbatch, whose backward reduces gradients.
-        held_bytes_per_rank: of one microbatch between its halves.
+        held_bytes_per_rank: of one microbatch between forward and backward.
+        weights_seconds, last_weights_seconds, held_for_weights_bytes_per_rank: where gradients of weights are apart: of one microbatch, of
+            the last, and the bytes that one holds between backward and these. ``backward_seconds`` are then without them.
         in_flight: microbatches that it holds at once, at most.
         plan: of the stage's graph on the stage's ranks, for one microbatch in flight.
     """
@@ -63,11 +70,14 @@ class StagePlan(Row):
     held_bytes_per_rank: Count
     peak_memory_bytes_per_rank: Count
     in_flight: Annotated[int, Field(ge=1)]
+    weights_seconds: Seconds | None = None
+    last_weights_seconds: Seconds | None = None
+    held_for_weights_bytes_per_rank: Count | None = None
     plan: Plan
 
 
 class PipelinePlan(Row):
-    """A whole pipeline. Values, never changed."""
+    """A whole pipeline. Values, never changed. ``order`` is what was asked for; each stage has its own in full."""
 
     schema_: Literal["autopar.pipeline-plan/1"] = Field("autopar.pipeline-plan/1", alias="schema")
     created_by: CreatedBy
@@ -79,6 +89,7 @@ class PipelinePlan(Row):
     accumulation: AccumulationPlan | None = None
     memory_limit_bytes_per_rank: Count
     pins: dict[str, str] = Field(default_factory=dict)
+    order: OrderName = "auto"
     objective: Objective
     transfer_seconds: Seconds
     inputs: dict[str, CallInput]
@@ -103,6 +114,11 @@ class PipelinePlan(Row):
         return tuple(stage.first_module for stage in self.stages[1:])
 
     @property
+    def split(self) -> bool:
+        """Whether gradients of weights are made in actions of their own."""
+        return self.order == "zero-bubble"
+
+    @property
     def peak_memory_bytes_per_rank(self) -> int:
         """Of the fullest stage."""
         return max(stage.peak_memory_bytes_per_rank for stage in self.stages)
@@ -115,10 +131,10 @@ class PipelinePlan(Row):
 
     def to_json(self) -> str:
         """The file's text: a stage's plan one row a line, as in its own file."""
-        data = self.model_dump(by_alias=True, exclude_none=True, exclude={"stages"})
+        data = self.model_dump(by_alias=True, exclude_none=True, exclude={"stages", *(("order",) if self.order == "auto" else ())})
         stages = []
         for stage in self.stages:
-            facts = json.dumps(stage.model_dump(exclude={"plan"}), allow_nan=False, ensure_ascii=False)
+            facts = json.dumps(stage.model_dump(exclude_none=True, exclude={"plan"}), allow_nan=False, ensure_ascii=False)
             stages.append(f'{facts[:-1]}, "plan": {stage.plan.to_json().rstrip()}}}')
         rows = [f" {json.dumps(key)}: {json.dumps(value, allow_nan=False, ensure_ascii=False)}" for key, value in data.items()]
         return "{\n" + ",\n".join([*rows, ' "stages": [\n' + ",\n".join(stages) + "\n ]"]) + "\n}\n"

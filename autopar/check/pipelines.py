@@ -17,11 +17,12 @@ from autopar.check.differences import Difference, close, count, seconds
 from autopar.cost_models import Hardware
 from autopar.graph import DTYPE_BYTES, RECEIVE, SEND, Graph
 from autopar.pipeline_plan import PipelinePlan, StagePlan
+from autopar.rows import InstructionPlan
 from autopar.sharding import ShardingSpec
 
 
 class Slot(NamedTuple):
-    """An action: ``F`` or ``B`` of a microbatch."""
+    """An action: ``F``, ``B`` or ``W`` of a microbatch."""
 
     kind: str
     number: int
@@ -63,13 +64,41 @@ def _stage(plan: PipelinePlan, number: int, stage: StagePlan) -> Iterator[Differ
         yield Difference(f"{where}.plan.microbatches", f"{stage.plan.microbatches}, the pipeline has {plan.microbatches}")
     hardware = Hardware.from_dict(stage.plan.hardware, "the plan's hardware")
     issue = hardware.seconds_to_issue(stage.plan.created_by.execution)
-    rows = stage.plan.schedule
-    halves = (("forward_seconds", True, 0), ("backward_seconds", False, 0), ("last_backward_seconds", False, plan.microbatches - 1))
-    for name, forward, last in halves:
-        half = [row for row in rows if (row.phase == "forward") is forward and row.microbatch <= last]
-        right = makespan(half, hardware.overlap_slowdown, hardware.launch_overlaps, issue)
-        yield from seconds(f"{where}.{name}", getattr(stage, name), right)
+    forward = [row for row in stage.plan.schedule if row.phase == "forward"]
+    backward = [row for row in stage.plan.schedule if row.phase != "forward"]
+    begin = len(backward)
+    if plan.split:
+        begin, late = _weight_part(stage, backward)
+        for row in late:
+            yield Difference(f"{where}.plan.schedule", f"instruction {row.id} leads to what is sent, behind gradients of weights")
+    parts = (
+        ("forward_seconds", forward, 0), ("backward_seconds", backward[:begin], 0),
+        ("last_backward_seconds", backward[:begin], plan.microbatches - 1),
+        ("weights_seconds", backward[begin:], 0), ("last_weights_seconds", backward[begin:], plan.microbatches - 1),
+    )  # fmt: skip
+    for name, rows, last in parts[: 5 if plan.split else 3]:
+        run = [row for row in rows if row.microbatch <= last]
+        right = makespan(run, hardware.overlap_slowdown, hardware.launch_overlaps, issue)
+        yield from seconds(f"{where}.{name}", getattr(stage, name) or 0.0, right)
     yield from seconds(f"{where}.optimizer_seconds", stage.optimizer_seconds, stage.plan.predicted.optimizer_seconds)
+
+
+def _weight_part(stage: StagePlan, backward: list[InstructionPlan]) -> tuple[int, list[InstructionPlan]]:
+    """Where the rows of backward begin that nothing sent needs, and the rows behind that something sent does need."""
+    maker = {value: place for place, row in enumerate(backward) if row.kind != "free" for value in row.writes}
+    begun = {row.of: place for place, row in enumerate(backward) if row.kind == "start"}
+    found = set[int]()
+    asked = [maker[row.value or row.tensor] for name, row in stage.plan.outputs.items() if name.startswith(SEND)
+             if (row.value or row.tensor) in maker]  # fmt: skip
+    while asked:
+        place = asked.pop()
+        if place not in found:
+            found.add(place)
+            row = backward[place]
+            asked += [maker[value] for value in row.reads if value in maker and maker[value] != place]
+            asked += [begun[row.of]] if row.kind == "wait" else []
+    begin = next((place for place, row in enumerate(backward) if row.kind != "free" and place not in found), len(backward))
+    return begin, [backward[place] for place in sorted(found) if place > begin]
 
 
 def _crossing(plan: PipelinePlan) -> Iterator[Difference]:
@@ -100,12 +129,13 @@ def _crossing(plan: PipelinePlan) -> Iterator[Difference]:
 
 def _timetable(plan: PipelinePlan, lines: list[list[Slot]]) -> Iterator[Difference]:
     """What makes the orders illegal: they are followed side by side, each as far as what it reads is there."""
-    wanted = Counter(Slot(kind, number) for kind in "FB" for number in range(plan.microbatches))
+    kinds = "FBW" if plan.split else "FB"
+    wanted = Counter(Slot(kind, number) for kind in kinds for number in range(plan.microbatches))
     for stage, line in enumerate(lines):
         if Counter(line) != wanted:
             yield Difference(f"stages[{stage}].order", "not every action stands once")
             return
-        for kind in "FB":
+        for kind in kinds:
             if [slot.number for slot in line if slot.kind == kind] != list(range(plan.microbatches)):
                 yield Difference(f"stages[{stage}].order", f"microbatches of {kind} do not rise")
     done, at = set[tuple[int, Slot]](), [0] * len(lines)
@@ -119,14 +149,15 @@ def _timetable(plan: PipelinePlan, lines: list[list[Slot]]) -> Iterator[Differen
 
 
 def _is_ready(plan: PipelinePlan, stage: int, slot: Slot, done: set[tuple[int, Slot]]) -> bool:
-    if slot.kind == "B" and (stage, Slot("F", slot.number)) not in done:
+    before = {"B": "F", "W": "B"}.get(slot.kind)
+    if before is not None and (stage, Slot(before, slot.number)) not in done:
         return False
     return all((source, slot) in done for source in _sources(plan, stage, slot.kind))
 
 
 def _sources(plan: PipelinePlan, stage: int, kind: str) -> list[int]:
     """The stages that send to an action, in the same half."""
-    rows = (row for row in plan.boundaries if row.to_stage == stage)
+    rows = (row for row in plan.boundaries if row.to_stage == stage and kind != "W")
     return [row.from_stage for row in rows if (row.from_stage < stage) is (kind == "F")]
 
 
@@ -138,9 +169,7 @@ def _figures(plan: PipelinePlan, lines: list[list[Slot]]) -> Iterator[Difference
         for stage, line in enumerate(lines):
             while at[stage] < len(line) and _is_ready(plan, stage, line[at[stage]], set(ends)):
                 slot, row = line[at[stage]], plan.stages[stage]
-                last = slot.number == plan.microbatches - 1
-                backward = row.last_backward_seconds if last else row.backward_seconds
-                length = row.forward_seconds if slot.kind == "F" else backward
+                length = _length(row, slot, last=slot.number == plan.microbatches - 1)
                 arrivals = [ends[source, slot] + plan.transfer_seconds for source in _sources(plan, stage, slot.kind)]
                 free[stage] = ends[stage, slot] = max([free[stage], *arrivals]) + length
                 busy[stage] += length
@@ -150,12 +179,34 @@ def _figures(plan: PipelinePlan, lines: list[list[Slot]]) -> Iterator[Difference
     if plan.objective.bound_seconds > step and not close(plan.objective.bound_seconds, step):
         yield Difference("objective.bound_seconds", "the bound is above the step", runs=True)
     for stage, (line, row) in enumerate(zip(lines, plan.stages, strict=True)):
-        level = most = 0
-        for slot in line:
-            level += 1 if slot.kind == "F" else -1
-            most = max(most, level)
+        most, peak = _in_flight(row, line)
         where = f"stages[{stage}]"
         yield from count(f"{where}.in_flight", row.in_flight, most)
-        peak = row.plan.predicted.peak_memory_bytes_per_rank + (most - 1) * row.held_bytes_per_rank
         yield from count(f"{where}.peak_memory_bytes_per_rank", row.peak_memory_bytes_per_rank, peak)
         yield from seconds(f"{where}.busy_seconds", row.busy_seconds, busy[stage] + row.optimizer_seconds)
+
+
+def _length(row: StagePlan, slot: Slot, *, last: bool) -> float:
+    """Seconds of an action."""
+    if slot.kind == "F":
+        return row.forward_seconds
+    if slot.kind == "B":
+        return row.last_backward_seconds if last else row.backward_seconds
+    return (row.last_weights_seconds if last else row.weights_seconds) or 0.0
+
+
+def _in_flight(row: StagePlan, line: list[Slot]) -> tuple[int, int]:
+    """The most microbatches that are begun and not over, and bytes at the peak: the one at work with its plan's, the others between."""
+    forward, backward, split = set[int](), set[int](), any(slot.kind == "W" for slot in line)
+    most, peak = 0, row.plan.predicted.peak_memory_bytes_per_rank
+    for slot in line:
+        forward.discard(slot.number)
+        backward.discard(slot.number)
+        others = len(forward) * row.held_bytes_per_rank + len(backward) * (row.held_for_weights_bytes_per_rank or 0)
+        most = max(most, 1 + len(forward) + len(backward))
+        peak = max(peak, row.plan.predicted.peak_memory_bytes_per_rank + others)
+        if slot.kind == "F":
+            forward.add(slot.number)
+        elif slot.kind == "B" and split:
+            backward.add(slot.number)
+    return most, peak

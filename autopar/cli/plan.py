@@ -21,6 +21,7 @@ from autopar.cli.planning import (
     MicrobatchesOption,
     ModeOption,
     OptimizerOption,
+    OrderOption,
     PinOption,
     RecomputeOption,
     SeedOption,
@@ -75,6 +76,7 @@ def plan(
             "with --devices: auto tries pipelines too"
         ),
     ] = None,
+    order: OrderOption = "auto",
     pareto: Annotated[bool, typer.Option(help="the least step for a ladder of memory limits, from the least that does")] = False,
     rungs: Annotated[int | None, typer.Option(help="limits of that ladder [default: 8]", min=1)] = None,
     html: Annotated[Path | None, typer.Option(help="write a page too, as show --html does; with --pareto the ladder's")] = None,
@@ -98,13 +100,15 @@ def plan(
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=read_mode(mode), compute_dtype=compute_dtype,
         optimizer=optimizer, pins=open_pins(pin or []), inputs=read_inputs(inputs), cost_model=cost_model, recompute=recompute,
-        microbatches=read_microbatches(microbatches), execute=read_execution(execute), effort=check_effort(effort),
+        microbatches=read_microbatches(microbatches), execute=read_execution(execute), order=order, effort=check_effort(effort),
         time_limit=time_limit, seed=seed, began=command_began(),
     )  # fmt: skip
     memory_limit = read_memory_limit(memory, options.hardware)
     say_hardware(hardware)
     if (stages is not None or is_pipeline(options.mesh)) and pareto:
         raise UsageError("ladders of memory limits are of plans without a pipeline so far", "drop --pareto, or the stages")
+    if order != AUTO and not is_pipeline(options.mesh) and stages is None:
+        raise UsageError("--order is of a pipeline's stages", "write --mesh pp=2,..., or --devices with --stages auto")
     if stages is not None and not is_pipeline(options.mesh) and (options.mesh is not None or stages != AUTO):
         raise UsageError("--stages cuts a model along the mesh axis pp", "write --mesh pp=2,..., or --devices with --stages auto")
     found: Plan | PipelinePlan | Pareto

@@ -2,6 +2,7 @@
 
 cutting       the joint graph of one microbatch -> a graph for each stage, and what crosses between them
 timetable     one total order of the stages' actions, its text, and what makes it legal
+orders        the orders that a user may ask for
 clock         seconds and bytes of a step, from each stage's schedule
 layer_tables  seconds and bytes of each layer in a plan of the whole graph
 equal_stages  the schedule of one stage as that of another of equal structure

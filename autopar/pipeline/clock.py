@@ -1,19 +1,20 @@
-"""How long a pipeline's step takes, and what its ranks hold: each action as long as its half of the stage's schedule.
+"""How long a pipeline's step takes, and what its ranks hold: each action as long as its part of the stage's schedule.
 
-A stage runs one action at a time. What crosses arrives ``transfer`` seconds after the sending action is over. The last microbatch's
-backward ends with what a step does once: gradients are reduced then. The optimizer's step follows it in each stage.
+A stage runs one action at a time. What crosses arrives ``transfer`` seconds after the sending action is over. The last microbatch's last
+part ends with what a step does once: gradients are reduced then. The optimizer's step follows it in each stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from autopar.graph import Phase
 from autopar.pipeline.cutting import Stages
-from autopar.pipeline.timetable import Action
-from autopar.schedule import Schedule, memory, simulate
+from autopar.pipeline.timetable import Action, Part, stages_split
+from autopar.schedule import Instruction, Schedule, memory, simulate
 from autopar.schedule.simulation import makespan
+from autopar.schedule.splitting import find_weight_part
 from autopar.schedule.storages import entering, storage_bytes
 
 
@@ -22,11 +23,13 @@ class StageCosts:
     """One stage's figures for a microbatch on a rank.
 
     Args:
-        forward, backward: seconds of the halves.
+        forward, backward: seconds of the parts.
         last_backward: seconds of the last microbatch's backward, with what is done once a step.
         optimizer: seconds of the optimizer's step.
-        held: bytes that a microbatch holds between its halves.
+        held: bytes that a microbatch holds between forward and backward.
         peak: bytes at the peak, with one microbatch in flight.
+        weights, last_weights: seconds of gradients of weights, where they are a part of their own; backward is then without them.
+        held_for_weights: bytes that a microbatch holds between backward and that part.
     """
 
     forward: float
@@ -35,41 +38,66 @@ class StageCosts:
     optimizer: float
     held: int
     peak: int
+    weights: float = 0.0
+    last_weights: float = 0.0
+    held_for_weights: int = 0
+
+    def seconds(self, part: Part, *, last: bool) -> float:
+        """Of a part of a microbatch, the ``last`` one or not."""
+        if part == "forward":
+            return self.forward
+        if part == "backward":
+            return self.last_backward if last else self.backward
+        return self.last_weights if last else self.weights
+
+    @property
+    def most_held(self) -> int:
+        """Bytes that a microbatch holds between its parts, at most."""
+        return max(self.held, self.held_for_weights)
 
     def peak_with(self, in_flight: int) -> int:
-        """Peak bytes with ``in_flight`` microbatches: one is inside an action, the others are between halves."""
-        return self.peak + (max(in_flight, 1) - 1) * self.held
+        """Peak bytes with ``in_flight`` microbatches: one is inside an action, the others are between parts."""
+        return self.peak + (max(in_flight, 1) - 1) * self.most_held
 
 
-def measure_stage(schedule: Schedule, optimizer: str) -> StageCosts:
-    """The figures of a stage's schedule."""
-    halves = [_halves(schedule, number) for number in (0, schedule.graph.microbatches - 1)]
+def measure_stage(schedule: Schedule, optimizer: str, *, split: bool = False) -> StageCosts:
+    """The figures of a stage's schedule.
+
+    Args:
+        split: whether gradients of weights are a part of their own (see ``schedule.splitting``).
+    """
+    items = schedule.instructions
+    first = next((index for index, item in enumerate(items) if item.half == "backward"), len(items))
+    second = find_weight_part(schedule) if split else len(items)
+    last = schedule.graph.microbatches - 1
+    spans = [items[:first], items[first:second], items[second:]]
+    forward, backward, weights = (_seconds(schedule, span, 0) for span in spans)
+    _, last_backward, last_weights = (_seconds(schedule, span, last) for span in spans)
     return StageCosts(
-        halves[0][0],
-        halves[0][1],
-        halves[1][1],
-        schedule.optimizer_seconds(optimizer),
-        between_halves(schedule),
-        memory(schedule, optimizer).peak,
-    )
+        forward, backward, last_backward, schedule.optimizer_seconds(optimizer), held_between(schedule, first, ("input",)),
+        memory(schedule, optimizer).peak, weights, last_weights, held_between(schedule, second, ("input", "tangent")) if split else 0,
+    )  # fmt: skip
 
 
-def _halves(schedule: Schedule, microbatch: int) -> tuple[float, float]:
-    """Seconds of forward and of backward of a microbatch, each as if nothing ran beside it."""
-    hardware, found = schedule.machine.hardware, list[float]()
-    for half in ("forward", "backward"):
-        items = [item for item in schedule.instructions if item.half == half and item.microbatch <= microbatch]
-        slots = simulate(items, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps, issue=schedule.machine.issue_seconds)
-        found.append(makespan(slots))
-    return found[0], found[1]
+def _seconds(schedule: Schedule, items: Sequence[Instruction], microbatch: int) -> float:
+    """Seconds of a part of a microbatch, as if nothing ran beside it."""
+    hardware = schedule.machine.hardware
+    run = [item for item in items if item.microbatch <= microbatch]
+    return makespan(simulate(run, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps, issue=schedule.machine.issue_seconds))
 
 
-def between_halves(schedule: Schedule) -> int:
-    """Bytes of one microbatch between its halves: what forward makes or receives, and backward reads."""
-    root, received = schedule.storage, {item.tensor for item in schedule.graph.inputs if item.is_received and item.kind == "input"}
+def held_between(schedule: Schedule, place: int, kinds: Collection[str]) -> int:
+    """Bytes of one microbatch before the instruction at ``place``: what those before it make, and the others read.
+
+    Args:
+        kinds: of graph inputs that are received by then.
+    """
+    root, items = schedule.storage, schedule.instructions
+    received = {item.tensor for item in schedule.graph.inputs if item.is_received}
+    arrived = {item.tensor for item in schedule.graph.inputs if item.is_received and item.kind in kinds}
     came = entering(schedule).keys() - received
-    made = received | {root[value] for item in schedule.instructions if item.half == "forward" for value in item.writes}
-    wanted = {root[value] for item in schedule.instructions if item.half == "backward" for value in item.reads}
+    made = {root[value] for value in arrived} | {root[value] for item in items[:place] for value in item.writes}
+    wanted = {root[value] for item in items[place:] if item.kind != "free" for value in item.reads}
     return sum(storage_bytes(schedule, base) for base in (made & wanted) - came)
 
 
@@ -82,32 +110,43 @@ class PipelineTimes:
         begins: of each action of the timetable, in its order.
         busy: seconds that each stage works.
         in_flight: the most microbatches that each stage holds at once.
+        peaks: bytes at the peak of a rank of each stage.
     """
 
     step: float
     begins: tuple[float, ...]
     busy: tuple[float, ...]
     in_flight: tuple[int, ...]
+    peaks: tuple[int, ...]
 
 
 def time_pipeline(stages: Stages, costs: Sequence[StageCosts], order: Sequence[Action], transfer: float) -> PipelineTimes:
     """The step that a total order of actions makes."""
-    count, last = len(costs), max(action.microbatch for action in order)
+    count, last, split = len(costs), max(action.microbatch for action in order), stages_split(order)
     free, busy, begins = [0.0] * count, [0.0] * count, list[float]()
-    flying, most = [0] * count, [0] * count
-    ends: dict[tuple[int, Phase, int], float] = {}
+    ends: dict[tuple[int, str, int], float] = {}
     for action in order:
-        stage, cost = action.stage, costs[action.stage]
-        arrivals = [
-            ends[one.source, one.half, action.microbatch] + transfer for one in stages.received(stage, action.half)
-        ]  # fmt: skip
+        stage, part, number = action
+        arrivals = [ends[one.source, one.half, number] + transfer for one in stages.received(stage, part)]
         begin = max(free[stage], *arrivals, 0.0)
-        seconds = cost.forward if action.half == "forward" else cost.last_backward if action.microbatch == last else cost.backward
-        free[stage] = ends[stage, action.half, action.microbatch] = begin + seconds
+        seconds = costs[stage].seconds(part, last=number == last)
+        free[stage] = ends[stage, part, number] = begin + seconds
         begins.append(begin)
         busy[stage] += seconds
-        flying[stage] += 1 if action.half == "forward" else -1
-        most[stage] = max(most[stage], flying[stage])
     step = max(end + cost.optimizer for end, cost in zip(free, costs, strict=True))
     whole = tuple(seconds + cost.optimizer for seconds, cost in zip(busy, costs, strict=True))
-    return PipelineTimes(step, tuple(begins), whole, tuple(most))
+    held = [_replay_memory(order, stage, cost, split) for stage, cost in enumerate(costs)]
+    return PipelineTimes(step, tuple(begins), whole, tuple(most for most, _ in held), tuple(peak for _, peak in held))
+
+
+def _replay_memory(order: Sequence[Action], stage: int, cost: StageCosts, split: Collection[int]) -> tuple[int, int]:
+    """The most microbatches that a stage holds at once, and bytes at its peak: one microbatch is inside an action, the others between."""
+    between, most, peak = Counter[str](), 0, cost.peak
+    following = {"forward": "backward", "backward": "weights" if stage in split else ""}
+    for action in order:
+        if action.stage == stage:
+            between[action.part] -= action.part != "forward"
+            most = max(most, 1 + between["backward"] + between["weights"])
+            peak = max(peak, cost.peak + between["backward"] * cost.held + between["weights"] * cost.held_for_weights)
+            between[following.get(action.part, "")] += 1
+    return most, peak

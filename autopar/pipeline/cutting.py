@@ -56,11 +56,11 @@ class Stages:
     boundaries: tuple[Boundary, ...]
     tied: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def sent(self, stage: int, half: Phase) -> tuple[Boundary, ...]:
-        """What a stage sends at the end of a half."""
+    def sent(self, stage: int, half: str) -> tuple[Boundary, ...]:
+        """What a stage sends at the end of a half; nothing for another part."""
         return tuple(one for one in self.boundaries if one.source == stage and one.half == half)
 
-    def received(self, stage: int, half: Phase) -> tuple[Boundary, ...]:
+    def received(self, stage: int, half: str) -> tuple[Boundary, ...]:
         """What a stage needs before a half; a value that several boundaries bring comes once."""
         return tuple(one for one in self.boundaries if one.target == stage and one.half == half)
 

@@ -22,8 +22,11 @@ from autopar.pipeline.clock import PipelineTimes, StageCosts, measure_stage, tim
 from autopar.pipeline.cutting import STAGE_AXIS, Stages, cut_graph
 from autopar.pipeline.equal_stages import schedule_for, structure_of
 from autopar.pipeline.layer_tables import LayerTables, measure_layers
+from autopar.pipeline.orders import in_flight_of, write_lines
 from autopar.pipeline.timetable import Action, read_order
+from autopar.pipeline_plan import OrderName
 from autopar.schedule import Schedule, memory
+from autopar.schedule.splitting import split_backward
 from autopar.search import Progress, SearchResult, Shared, find_plan
 from autopar.sharding import ShardingSpec
 from autopar.solvers.pipeline import Mode, PipelineProblem, numbered, solve_pipeline
@@ -54,6 +57,7 @@ class PipelineRequest:
         memory_limit: bytes per rank.
         cut: the first module of each stage but the first; None to choose.
         recompute: whether operators may run a second time in backward.
+        order: of each stage's actions.
         effort, seed, progress: of each search, see ``find_plan``.
         deadline: when the searches end, of ``perf_counter``; None for no end.
     """
@@ -63,6 +67,7 @@ class PipelineRequest:
     optimizer: str = "adamw"
     cut: tuple[str, ...] | None = None
     recompute: bool = True
+    order: OrderName = "auto"
     effort: Effort = DEFAULT_EFFORT
     seed: int = 0
     deadline: float | None = None
@@ -72,6 +77,11 @@ class PipelineRequest:
     def count(self) -> int:
         """Number of stages."""
         return self.machine.mesh.sizes[0]
+
+    @property
+    def split(self) -> bool:
+        """Whether gradients of weights are made in actions of their own."""
+        return self.order == "zero-bubble"
 
     @property
     def stage_machine(self) -> Machine:
@@ -91,7 +101,8 @@ class PipelineResult:
         order: the timetable.
         times: the step over time.
         transfer_seconds: of the largest value that crosses.
-        bound_seconds: no cut at the units, no plans of the stages on this mesh and no order of their actions takes less.
+        bound_seconds: no cut at the units, no plans of the stages on this mesh and no order of their actions takes less: of actions
+            forward and backward, or with gradients of weights apart where these are.
     """
 
     stages: Stages
@@ -116,7 +127,7 @@ class PipelineResult:
     @property
     def peaks(self) -> tuple[int, ...]:
         """Bytes at the peak of a rank of each stage."""
-        return tuple(cost.peak_with(flying) for cost, flying in zip(self.costs, self.times.in_flight, strict=True))
+        return self.times.peaks
 
 
 def plan_pipeline(graph: Graph, asked: PipelineRequest) -> PipelineResult:
@@ -207,10 +218,12 @@ class _Planner:
 
         Plans of the stages, one after another, are a plan of the whole graph on one stage mesh. Its bound holds for MANY times their
         seconds and what they do once a step. What a stage does once takes less than the step.
-        ``T >= S / (1 - (1 - 1/m)^p)``.
+        ``T >= S / (1 - (1 - 1/m)^p)``. Where gradients of weights are apart a stage works for the whole step at most: ``T >= m S / p``.
         """
         count, m = self.asked.count, self.microbatches
         one = max(whole.bound_seconds - count * step, 0.0) / MANY
+        if self.asked.split:
+            return one * m / count
         return one / (1.0 - (1.0 - 1.0 / m) ** count)
 
     def _choose_cut(self, tables: LayerTables) -> tuple[str, ...]:
@@ -243,22 +256,40 @@ class _Planner:
         specs = crossing_specs(stages, whole)
         found, costs = list[SearchResult](), list[StageCosts]()
         for stage, graph in enumerate(stages.graphs):
-            in_flight = min(len(stages.graphs) - stage, self.microbatches)
+            in_flight = in_flight_of(self.asked.order, stage, len(stages.graphs), self.microbatches)
             try:
-                result = self._plan_stage(graph, _pins(graph, specs) | _tied_pins(graph, stages, found), in_flight)
+                result = self._plan_stage(graph, crossing_pins(graph, specs) | _tied_pins(graph, stages, found), in_flight)
             except InfeasibleError:
                 return None
+            if self.asked.split:
+                schedule = split_backward(result.schedule)
+                result = replace(result, schedule=schedule, memory=memory(schedule, result.optimizer))
             found.append(result)
-            costs.append(measure_stage(result.schedule, self.asked.optimizer))
+            costs.append(measure_stage(result.schedule, self.asked.optimizer, split=self.asked.split))
         transfer = self._transfer_seconds([_local_bytes(one.tensor, specs, whole) for one in stages.boundaries])
-        modes = tuple((Mode(one.forward, one.backward, 0.0, float(one.held), float(one.peak - one.held)),) for one in costs)
-        problem = PipelineProblem(modes, len(modes), self.microbatches, transfer=transfer, limit=float(self.asked.memory_limit))
+        lines = self._choose_order(costs, transfer)
+        if lines is None:
+            return None
+        order = read_order(lines)
+        times = time_pipeline(stages, costs, order, transfer)
+        if max(times.peaks) > self.asked.memory_limit:
+            return None
+        return PipelineResult(stages, cut, tuple(found), tuple(costs), order, times, transfer, 0.0)
+
+    def _choose_order(self, costs: Sequence[StageCosts], transfer: float) -> Sequence[str] | None:
+        """Each stage's actions; None where no order found fits in memory."""
+        if self.asked.order in ("gpipe", "1f1b"):
+            return write_lines(self.asked.order, len(costs), self.microbatches)
+        modes = tuple(
+            (Mode(one.forward, one.backward, one.weights, float(one.most_held), float(one.peak - one.most_held)),) for one in costs
+        )
+        problem = PipelineProblem(
+            modes, len(modes), self.microbatches, transfer=transfer, split=self.asked.split, limit=float(self.asked.memory_limit)
+        )  # fmt: skip
         solution = solve_pipeline(problem, work=SOLVE_SECONDS)
         if solution.plan is None:
             return None
-        order = read_order([" ".join(f"{one.kind}{one.microbatch}" for one in numbered(line)) for line in solution.plan.orders])
-        times = time_pipeline(stages, costs, order, transfer)
-        return PipelineResult(stages, cut, tuple(found), tuple(costs), order, times, transfer, 0.0)
+        return [" ".join(f"{one.kind}{one.microbatch}" for one in numbered(line)) for line in solution.plan.orders]
 
     def _plan_stage(self, graph: Graph, pins: Mapping[str, str], in_flight: int) -> SearchResult:
         """The plan of a stage that leaves room for the microbatches between their halves: the fastest of all limits tried."""
@@ -339,7 +370,7 @@ def _local_bytes(name: str, specs: Mapping[str, ShardingSpec], schedule: Schedul
     return _elements(specs[name], tensor.shape, schedule.machine.mesh.sizes) * DTYPE_BYTES[tensor.dtype]
 
 
-def _pins(graph: Graph, specs: Mapping[str, ShardingSpec]) -> dict[str, str]:
+def crossing_pins(graph: Graph, specs: Mapping[str, ShardingSpec]) -> dict[str, str]:
     """The layouts of what a stage receives and sends."""
     found = {f"{item.kind}:{item.name}": str(specs[item.tensor]) for item in graph.inputs if item.is_received}
     return found | {f"output:{output.name}": str(specs[output.tensor]) for output in graph.outputs if output.is_sent}
@@ -368,7 +399,8 @@ def _factors(tables: LayerTables, made: PipelineResult) -> list[tuple[float, flo
     for units, cost in zip(_units_of(tables, made.cut), made.costs, strict=True):
         plain = [tables.modes[unit][0] for unit in units]
         forward, backward = sum(mode.forward for mode in plain), sum(mode.backward for mode in plain)
-        found.append((cost.forward / max(forward, SHORTEST_SECONDS), cost.backward / max(backward, SHORTEST_SECONDS)))
+        taken = cost.backward + cost.weights
+        found.append((cost.forward / max(forward, SHORTEST_SECONDS), taken / max(backward, SHORTEST_SECONDS)))
     return found
 
 

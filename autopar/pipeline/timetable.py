@@ -6,23 +6,28 @@ waits for its receiver.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from autopar.errors import MismatchError
-from autopar.graph import Phase
 from autopar.pipeline.cutting import Stages
+
+Part = Literal["forward", "backward", "weights"]
+LETTERS: Mapping[Part, str] = {"forward": "F", "backward": "B", "weights": "W"}
+"""The parts of a microbatch in a stage, in their order, each with its letter. Where a stage has ``weights``, its ``backward`` makes only
+what the stage before it waits for."""
+_PARTS: Mapping[str, Part] = {letter: part for part, letter in LETTERS.items()}
 
 
 class Action(NamedTuple):
-    """Forward or backward of one microbatch in one stage."""
+    """One part of a microbatch in one stage."""
 
     stage: int
-    half: Phase
+    part: Part
     microbatch: int
 
     def __str__(self) -> str:
-        return f"{'F' if self.half == 'forward' else 'B'}{self.microbatch}"
+        return f"{LETTERS[self.part]}{self.microbatch}"
 
 
 def write_order(order: Sequence[Action], stage: int) -> str:
@@ -59,28 +64,35 @@ def read_order(lines: Sequence[str]) -> tuple[Action, ...]:
 
 def _needs(action: Action, count: int) -> Iterator[Action]:
     """The actions that must be over before one begins: those of the neighbours, whatever crosses."""
-    stage, half, number = action
-    if half == "forward":
+    stage, part, number = action
+    if part == "forward":
         if stage:
             yield Action(stage - 1, "forward", number)
         return
-    yield Action(stage, "forward", number)
-    if stage + 1 < count:
+    yield Action(stage, "forward" if part == "backward" else "backward", number)
+    if part == "backward" and stage + 1 < count:
         yield Action(stage + 1, "backward", number)
 
 
 def _read(word: str, stage: int) -> Action:
-    if word[:1] not in ("F", "B") or not (word[1:].isascii() and word[1:].isdigit()):
-        raise MismatchError(f"{word[:20]!r} is no action of a timetable", "write F0 for forward of microbatch 0, B0 for its backward")
-    return Action(stage, "forward" if word[0] == "F" else "backward", int(word[1:]))
+    if word[:1] not in _PARTS or not (word[1:].isascii() and word[1:].isdigit()):
+        hint = "write F0 for forward of microbatch 0, B0 for its backward, W0 for its gradients of weights"
+        raise MismatchError(f"{word[:20]!r} is no action of a timetable", hint)
+    return Action(stage, _PARTS[word[0]], int(word[1:]))
 
 
 def problems_of(order: Sequence[Action], stages: Stages, microbatches: int) -> Iterator[str]:
     """What makes a total order illegal, in words; nothing for a legal one.
 
-    Each action stands once; microbatches of each half of a stage rise; what an action reads is made by one that stands before it.
+    Each action stands once; microbatches of each part of a stage rise; what an action reads is made by one that stands before it. Stages
+    with an action for gradients of weights have one for each microbatch.
     """
-    wanted = {Action(stage, half, number) for stage in range(len(stages.graphs)) for half in _HALVES for number in range(microbatches)}
+    split = stages_split(order)
+    wanted = {
+        Action(stage, part, number)
+        for stage in range(len(stages.graphs)) for part in LETTERS if part != "weights" or stage in split
+        for number in range(microbatches)
+    }  # fmt: skip
     if len(order) != len(set(order)) or set(order) != wanted:
         yield "not every action stands once"
         return
@@ -88,11 +100,17 @@ def problems_of(order: Sequence[Action], stages: Stages, microbatches: int) -> I
     for action in order:
         if action.microbatch and place[action._replace(microbatch=action.microbatch - 1)] > place[action]:
             yield f"{action} of stage {action.stage} stands before the microbatch ahead of it"
-        if action.half == "backward" and place[action._replace(half="forward")] > place[action]:
+        if action.part == "backward" and place[action._replace(part="forward")] > place[action]:
             yield f"{action} of stage {action.stage} stands before its forward"
-        for one in stages.received(action.stage, action.half):
+        if action.part == "weights":
+            if place[action._replace(part="backward")] > place[action]:
+                yield f"{action} of stage {action.stage} stands before its backward"
+            continue
+        for one in stages.received(action.stage, action.part):
             if place[Action(one.source, one.half, action.microbatch)] > place[action]:
                 yield f"{action} of stage {action.stage} reads {one.tensor}, which stage {one.source} sends later"
 
 
-_HALVES: tuple[Phase, Phase] = ("forward", "backward")
+def stages_split(order: Sequence[Action]) -> frozenset[int]:
+    """The stages that make gradients of weights in actions of their own."""
+    return frozenset(action.stage for action in order if action.part == "weights")

@@ -14,6 +14,7 @@ from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph, layer_of
 from autopar.options import AUTO, PlanOptions, user_errors
 from autopar.pipeline import STAGE_AXIS, find_units
+from autopar.pipeline.orders import check_order
 from autopar.planning.cautions import StageWarning
 from autopar.planning.session import PlanSession, open_session
 from autopar.target import Target
@@ -155,8 +156,8 @@ def _plan_on(
             raise UsageError(message, "let the loss be a sum or a mean over rows, or plan without a pipeline")
         asked = PipelineRequest(
             Machine(mesh, options.hardware, options.cost_model, options.execute), memory_limit, options.optimizer,
-            _cut(graph, stages, mesh.sizes[0]), recompute=options.recompute == "auto", effort=options.effort, seed=options.seed,
-            deadline=session.deadline, progress=options.progress,
+            _cut(graph, stages, mesh.sizes[0]), recompute=options.recompute == "auto", order=check_order(options.order),
+            effort=options.effort, seed=options.seed, deadline=session.deadline, progress=options.progress,
         )  # fmt: skip
         try:
             with user_errors():

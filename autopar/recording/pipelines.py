@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autopar.errors import MismatchError
+from autopar.errors import MismatchError, ScheduleError
 from autopar.graph import DTYPE_BYTES, Accumulation, Graph
 from autopar.pipeline import Action, Stages, cut_graph
 from autopar.pipeline.planning import PipelineRequest, PipelineResult
-from autopar.pipeline.timetable import problems_of, read_order, write_order
+from autopar.pipeline.timetable import problems_of, read_order, stages_split, write_order
 from autopar.pipeline_plan import BoundaryPlan, CallInput, PipelinePlan, StagePlan
 from autopar.recording.replaying import plain, replay
 from autopar.recording.writing import PROOF, record, torch_version
 from autopar.rows import AccumulationPlan, CreatedBy, Model, Objective
 from autopar.schedule import Schedule
+from autopar.schedule.splitting import find_weight_part
 from autopar.version import __version__
 
 
@@ -51,6 +52,9 @@ def record_pipeline(
                 held_bytes_per_rank=cost.held,
                 peak_memory_bytes_per_rank=found.peaks[number],
                 in_flight=found.times.in_flight[number],
+                weights_seconds=cost.weights if asked.split else None,
+                last_weights_seconds=cost.last_weights if asked.split else None,
+                held_for_weights_bytes_per_rank=cost.held_for_weights if asked.split else None,
                 plan=record(result, target=f"stage {number} of {target}", memory_limit=asked.memory_limit),
             )
         )
@@ -74,6 +78,7 @@ def record_pipeline(
         ),
         memory_limit_bytes_per_rank=asked.memory_limit,
         pins=dict(pins),
+        order=asked.order,
         objective=Objective(
             seconds=found.times.step, bound_seconds=found.bound_seconds, gap=gap, status="optimal" if gap <= PROOF else "feasible",
             solve_seconds=solve_seconds,
@@ -122,11 +127,16 @@ def replay_pipeline(plan: PipelinePlan, graph: Graph) -> ReplayedPipeline:
     order = read_order([stage.order for stage in plan.stages])
     for words in problems_of(order, stages, plan.microbatches):
         raise MismatchError(f"the timetable cannot be run: {words}", "undo the edit, or plan again")
-    schedules = []
+    schedules, split = list[Schedule](), stages_split(order)
     for number, (row, stage) in enumerate(zip(plan.stages, stages.graphs, strict=True)):
         if dict(list(plan.mesh.items())[1:]) != row.plan.mesh and len(plan.mesh) > 1:
             raise MismatchError(f"stage {number} is planned for another mesh than the pipeline's", "undo the edit, or plan again")
         schedules.append(replay(row.plan, stage))
+        if number in split:
+            try:
+                find_weight_part(schedules[-1])
+            except ScheduleError as error:
+                raise MismatchError(f"stage {number} cannot be run: {error.message}", "undo the edit, or plan again") from error
     for one in stages.boundaries:
         sent, received = (
             next(spec for output, value in schedules[one.source].outputs if output.is_sent and output.tensor == one.tensor

@@ -17,18 +17,21 @@ def overview(plan: PipelinePlan) -> Table:
     step, bound = plan.objective.seconds, plan.objective.bound_seconds
     mesh = ",".join(f"{name}={size}" for name, size in plan.mesh.items())
     crossing = max((row.bytes_per_rank for row in plan.boundaries), default=0)
-    limit = units.size(plan.memory_limit_bytes_per_rank)
+    limit, backward = units.size(plan.memory_limit_bytes_per_rank), "gradients of weights apart" if plan.split else "backward whole"
+    proved = f"{units.seconds(bound)}, gap {100 * plan.objective.gap:.1f} %"
     rows = [
         ("model", f"{plan.model.target}, {plan.model.mode}, {plan.model.optimizer}, {plan.microbatches} microbatches"),
         ("mesh", f"{mesh} of {plan.hardware.get('name')}"),
         ("step", units.seconds(step)),
-        ("bound", f"{units.seconds(bound)}, gap {100 * plan.objective.gap:.1f} %, over all cuts, stage plans and orders on this mesh"),
+        ("bound", f"{proved}, over all cuts, stage plans and orders on this mesh, {backward}"),
         ("memory", f"{units.size(plan.peak_memory_bytes_per_rank)} in the fullest stage, of {limit} per rank"),
         ("crossing", f"{units.size(crossing)} per rank and microbatch, {units.seconds(plan.transfer_seconds)}"),
     ]
     if plan.microbatches_tried:
         numbers = ", ".join(map(str, plan.microbatches_tried))
         rows.insert(1, ("tried", f"{numbers} microbatches, the bound over these"))
+    if plan.order != "auto":
+        rows.append(("order", plan.order))
     if plan.tied:
         rows.append(("tied", "; ".join(f"{name} in stages {', '.join(map(str, at))}" for name, at in plan.tied.items())))
     return Table(("", "pipeline"), tuple(rows))
@@ -43,11 +46,13 @@ def stages(plan: PipelinePlan) -> Table:
         rows.append(
             (
                 str(number), stage.first_module or "the beginning", f"{parameters:,}", units.seconds(stage.forward_seconds),
-                units.seconds(stage.backward_seconds), str(stage.in_flight), units.size(stage.peak_memory_bytes_per_rank),
+                units.seconds(stage.backward_seconds), *([units.seconds(stage.weights_seconds or 0.0)] * plan.split),
+                str(stage.in_flight), units.size(stage.peak_memory_bytes_per_rank),
                 f"{100 * (1 - stage.busy_seconds / step):.0f} %" if step else "",
             )
         )  # fmt: skip
-    header = ("stage", "begins with", "parameters", "forward", "backward", "in flight", "memory", "idle")
+    weights = ("weights",) if plan.split else ()
+    header = ("stage", "begins with", "parameters", "forward", "backward", *weights, "in flight", "memory", "idle")
     return Table(header, tuple(rows), frozenset(header) - {"begins with"})
 
 

@@ -63,5 +63,6 @@ def _particulars(plan: PipelinePlan) -> Table:
     command = planning_command(plan)
     if command:
         cut = ",".join(plan.cut)
-        rows += [("planned again by", f"{command} --stages {cut}" if cut else command), ("", unsaid(plan))]
+        order = f" --order {plan.order}" if plan.order != "auto" else ""
+        rows += [("planned again by", f"{command}{f' --stages {cut}' if cut else ''}{order}"), ("", unsaid(plan))]
     return Table(table.header, (*rows, ("page of", now())), table.right)

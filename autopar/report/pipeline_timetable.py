@@ -39,7 +39,7 @@ class StageBar(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.kind} of microbatch {self.microbatch}" if self.microbatch is not None else "the optimizer's step"
+        return f"{KINDS[self.kind][1]} of microbatch {self.microbatch}" if self.microbatch is not None else "the optimizer's step"
 
 
 def stage_bars(plan: PipelinePlan) -> tuple[StageBar, ...]:
@@ -53,18 +53,16 @@ def stage_bars(plan: PipelinePlan) -> tuple[StageBar, ...]:
     costs = [
         StageCosts(
             row.forward_seconds, row.backward_seconds, row.last_backward_seconds, row.optimizer_seconds, row.held_bytes_per_rank,
-            row.plan.predicted.peak_memory_bytes_per_rank,
+            row.plan.predicted.peak_memory_bytes_per_rank, row.weights_seconds or 0.0, row.last_weights_seconds or 0.0,
+            row.held_for_weights_bytes_per_rank or 0,
         )
         for row in plan.stages
     ]  # fmt: skip
     times = time_pipeline(stages, costs, order, plan.transfer_seconds)
     found, last = list[StageBar](), plan.microbatches - 1
     for action, begin in zip(order, times.begins, strict=True):
-        cost = costs[action.stage]
-        backward = cost.last_backward if action.microbatch == last else cost.backward
-        found.append(
-            StageBar(action.stage, action.half, action.microbatch, begin, begin + (cost.forward if action.half == "forward" else backward))
-        )
+        seconds = costs[action.stage].seconds(action.part, last=action.microbatch == last)
+        found.append(StageBar(action.stage, action.part, action.microbatch, begin, begin + seconds))
     for stage, cost in enumerate(costs):
         end = max(bar.end for bar in found if bar.stage == stage)
         found.append(StageBar(stage, "optimizer", None, end, end + cost.optimizer))
@@ -78,7 +76,7 @@ def pipeline_svg(plan: PipelinePlan) -> str:
     scale = (WIDTH - LEFT - RIGHT) / end if end else 0.0
     top = 3.2 * LINE
     height = top + ROW * len(plan.stages) + 2.4 * LINE
-    parts = [*_title(plan), *_rows(plan, bars, scale, top), *_key(top + ROW * len(plan.stages) + 0.4 * LINE)]
+    parts = [*_title(plan), *_rows(plan, bars, scale, top), *_key(bars, top + ROW * len(plan.stages) + 0.4 * LINE)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="timetable" viewBox="0 0 {WIDTH} {height:.0f}" font-family="system-ui, sans-serif" '
         f'font-size="13" fill="#1c1c1c" role="img" aria-label="{escape(f"timetable of {plan.model.target}")}">'
@@ -112,13 +110,13 @@ def _rows(plan: PipelinePlan, bars: tuple[StageBar, ...], scale: float, top: flo
             yield _text(x + width / 2, y + ROW / 2 + 2, str(bar.microbatch), how)
 
 
-def _key(y: float) -> Iterator[str]:
-    x = float(LEFT)
-    for kind in ("forward", "backward", "optimizer"):
+def _key(bars: tuple[StageBar, ...], y: float) -> Iterator[str]:
+    x, there = float(LEFT), {bar.kind for bar in bars}
+    for kind in (kind for kind in ("forward", "backward", "weights", "optimizer") if kind in there):
         colour, name = KINDS[kind]
         yield f'<rect x="{x:.0f}" y="{y:.1f}" width="12" height="12" fill="{colour}"/>'
         yield _text(x + 18, y + 11, name, "")
-        x += 110
+        x += 130
     yield _text(x, y + 11, "idle where grey; a number is a microbatch", "class='note' fill='#5a5a5a'")
 
 

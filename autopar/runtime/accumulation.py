@@ -86,13 +86,37 @@ class MicrobatchedStep:
 
     def backward(self, number: int, ranks: Sequence[Values]) -> None:
         """Runs backward of a microbatch on what forward left, and keeps the sums of gradients for the next one."""
-        schedule, weight, last = self.executable.schedule, self.weights.of.pop(number), number == self.made.microbatches - 1
+        with self._summed(number, ranks) as last, self._differentiated(number):
+            self.executable.backward(ranks, self.observed, last=last)
+
+    def make_input_gradients(self, number: int, ranks: Sequence[Values]) -> None:
+        """Runs the first part of a microbatch's backward, where it has two."""
+        assert isinstance(self.executable, Executable)
+        with self._differentiated(number):
+            self.executable.make_input_gradients(ranks, self.observed)
+
+    def make_weight_gradients(self, number: int, ranks: Sequence[Values]) -> None:
+        """Runs the second part on what the first left, and keeps the sums of gradients for the next microbatch."""
+        assert isinstance(self.executable, Executable)
+        with self._summed(number, ranks) as last, self._differentiated(number):
+            self.executable.make_weight_gradients(ranks, self.observed, last=last)
+
+    @contextmanager
+    def _differentiated(self, number: int) -> Iterator[None]:
+        """Within it backward begins with the weight of the microbatch's loss."""
+        scale = torch.as_tensor(self.weights.of[number], dtype=torch.float64) if self.begins and self.made.microbatches > 1 else None
+        with self._within(number), loss_gradient(scale):
+            yield
+
+    @contextmanager
+    def _summed(self, number: int, ranks: Sequence[Values]) -> Iterator[bool]:
+        """Within it the sums of gradients are among the values; whether the microbatch is the last."""
+        schedule, last = self.executable.schedule, number == self.made.microbatches - 1
         for rank, held, mine in zip(self.at, ranks, self.sums or repeat(None, len(ranks)), strict=True):
             held.update(_zeros(schedule, rank, held) if mine is None else mine)
         self.sums = None
-        scale = torch.as_tensor(weight, dtype=torch.float64) if self.begins and self.made.microbatches > 1 else None
-        with self._within(number), loss_gradient(scale):
-            self.executable.backward(ranks, self.observed, last=last)
+        yield last
+        del self.weights.of[number]
         if not last:
             self.sums = [{name: held[name] for name in schedule.sums} for held in ranks]
 

@@ -282,12 +282,14 @@ def compile_schedule(
 
 
 def bind_step(
-    schedule: Schedule, constants: Mapping[str, torch.Tensor], call: CallTree, place: Place, inputs: Inputs, dropout: bool, execute: Execute
+    schedule: Schedule, constants: Mapping[str, torch.Tensor], call: CallTree, place: Place, inputs: Inputs, dropout: bool,
+    execute: Execute, *, split: bool = False,
 ) -> Step:  # fmt: skip
     """A schedule bound to this rank. Collective.
 
     Args:
         constants: this rank's parts, by the graph's names.
+        split: whether backward runs in two parts.
 
     Raises:
         MismatchError: a gradient that does not lie as its parameter.
@@ -297,7 +299,7 @@ def bind_step(
     lay_by_parts(part_of)
     step_whole_matrices(make_each_orthogonal)
     backend: Backend = (ProcessRanks if execute == "eager" else TracedRanks)(place.mesh, groups_needed(schedule), place.team)
-    bound = bind(schedule, backend, place.device, dropout=dropout, in_place=execute == "eager")
+    bound = bind(schedule, backend, place.device, dropout=dropout, in_place=execute == "eager", split=split)
     executable: Executable | Graphs = bound
     if execute != "eager":
         graphs = emit(bound, place.device)

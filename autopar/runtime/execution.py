@@ -38,6 +38,7 @@ from autopar.runtime.whole_operands import mark_whole
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import Operation
+from autopar.schedule.splitting import find_weight_part
 
 AS_A_RESULT: Mapping[str, str] = {stored: made for made, stored in STORING.items()}
 """From an operator that changes its input to the one that gives the same in a new tensor."""
@@ -68,6 +69,8 @@ class Executable:
         forward_segment, backward_segment: its instructions.
         repeated_segment: those of backward of microbatches before the last.
         late: of forward, what only the loss asks for.
+        input_segment: where backward runs in two parts, the first, equal in all microbatches (see ``schedule.splitting``); the two others
+            are then without it.
     """
 
     schedule: Schedule
@@ -76,6 +79,7 @@ class Executable:
     backward_segment: Segment
     repeated_segment: Segment
     late: Late = Late()
+    input_segment: Segment | None = None
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
@@ -87,6 +91,15 @@ class Executable:
                 made.update(item.writes)
             elif item.kind != "free":
                 needed.update(item.reads)
+        needed.update(value for output, value in schedule.outputs if output.kind == "gradient")
+        return tuple(sorted(needed & made))
+
+    @cached_property
+    def kept_for_weights(self) -> tuple[str, ...]:
+        """The values that the second part of backward, or outputs of backward, need from before."""
+        schedule, begin = self.schedule, find_weight_part(self.schedule)
+        made = {item.tensor for item in schedule.graph.inputs}.union(*(item.writes for item in schedule.instructions[:begin]))
+        needed = {value for item in schedule.instructions[begin:] if item.kind != "free" for value in item.reads}
         needed.update(value for output, value in schedule.outputs if output.kind == "gradient")
         return tuple(sorted(needed & made))
 
@@ -119,6 +132,17 @@ class Executable:
 
     def backward(self, ranks: Sequence[Values], observed: list[Observed] | None = None, *, last: bool = True) -> None:
         """Runs the backward instructions on what ``forward`` left, and on the sums over microbatches; of the ``last`` of these or not."""
+        if self.input_segment is not None:
+            self.make_input_gradients(ranks, observed)
+        self.make_weight_gradients(ranks, observed, last=last)
+
+    def make_input_gradients(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
+        """Runs the first part of backward, where it has two."""
+        assert self.input_segment is not None
+        _run(self.input_segment, ranks, {}, observed)
+
+    def make_weight_gradients(self, ranks: Sequence[Values], observed: list[Observed] | None = None, *, last: bool = True) -> None:
+        """Runs the second part, on the sums over microbatches."""
         _run(self.backward_segment if last else self.repeated_segment, ranks, {}, observed)
 
 
@@ -160,10 +184,13 @@ def _scaled(one: Tensor) -> Tensor:
 # --- binding -----------------------------------------------------------------------------------------------------------
 
 
-def bind(schedule: Schedule, backend: Backend, device: torch.device, *, dropout: bool = True, in_place: bool = True) -> Executable:
+def bind(
+    schedule: Schedule, backend: Backend, device: torch.device, *, dropout: bool = True, in_place: bool = True, split: bool = False
+) -> Executable:  # fmt: skip
     """The schedule on the backend's ranks and ``device``.
 
     Args:
+        split: whether backward runs in two parts.
         dropout: False lets every dropout keep all elements (and still scale by ``1 / (1 - p)``, which the backward graph
             has baked in) and makes every other random number a constant, so that runs can be compared.
         in_place: whether operators may write over what they read last (see ``fusion``), and into buffers.
@@ -177,14 +204,17 @@ def bind(schedule: Schedule, backend: Backend, device: torch.device, *, dropout:
     half = [item.half for item in schedule.instructions]
     punctual = [index for index in places if index not in tail.places]
     freed = {name for item in schedule.instructions if item.kind == "free" and item.half == "forward" for name in item.reads}
-    repeated = [index for index in places if half[index] == "backward" and not schedule.instructions[index].microbatch]
+    early = [index for index in punctual if half[index] == "backward" and index < find_weight_part(schedule)] if split else []
+    rest = [index for index in punctual if half[index] == "backward" and index not in set(early)]
+    repeated = [index for index in rest if not schedule.instructions[index].microbatch]
 
     binding = _Binding(schedule, backend, device, dropout, in_place, tail)
     forward = binding.segment("forward", [index for index in punctual if half[index] == "forward"])
     late = Late(binding.segment("late", tail.places), tail.values, tail.values & freed) if tail.places else Late()
-    backward = binding.segment("backward", [index for index in punctual if half[index] == "backward"])
+    inputs = binding.segment("inputs", early) if split else None
+    backward = binding.segment("backward", rest)
     again = binding.segment("repeated", repeated if schedule.graph.microbatches > 1 else [])
-    return Executable(schedule, backend, forward, backward, again, late)
+    return Executable(schedule, backend, forward, backward, again, late, inputs)
 
 
 class _Binding:

@@ -101,7 +101,7 @@ class ProcessMail:
 
     def post(self, action: Action) -> None:
         """Posts the receives of one of this stage's actions."""
-        for boundary in self.stages.received(action.stage, action.half):
+        for boundary in self.stages.received(action.stage, action.part):
             if (boundary, action.microbatch) not in self.posted:
                 tensor, mesh = self.schedule.graph.tensors[boundary.tensor], self.schedule.machine.mesh
                 coordinates = mesh.coordinates(self.ranks.team.rank % self.ranks.each)
@@ -121,8 +121,7 @@ class ProcessMail:
         sent = part.contiguous()
         pair = self.pairs[boundary.source, boundary.target]
         work = dist.isend(sent, self.ranks.at(boundary.target), group=pair, tag=self._tag(boundary, microbatch))
-        half = boundary.half
-        self.flying.append((self.place[Action(boundary.target, half, microbatch)], work, sent))
+        self.flying.append((self.place[Action(boundary.target, boundary.half, microbatch)], work, sent))
 
     def settle(self, place: int) -> None:
         """Waits for sends whose receiving action stands before a place in the total order."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +19,7 @@ from autopar.cost_models import Mesh
 from autopar.errors import MismatchError, UsageError
 from autopar.graph import Graph, GraphInput, GraphOutput
 from autopar.importer import Capture, capture
-from autopar.pipeline import Action, Stages
+from autopar.pipeline.timetable import stages_split
 from autopar.pipeline_plan import PipelinePlan
 from autopar.recording.pipelines import ReplayedPipeline, replay_pipeline
 from autopar.runtime.accumulation import AccumulatedCall
@@ -32,42 +30,18 @@ from autopar.runtime.compiling import bind_step, check_torch, example_of, find_d
 from autopar.runtime.execution import Executable
 from autopar.runtime.groups import Team, team_of
 from autopar.runtime.module import ShardedModule
-from autopar.runtime.pipeline_mail import Groups, ProcessMail, Ranks, create_groups
+from autopar.runtime.pipeline_mail import ProcessMail, Ranks, create_groups
+from autopar.runtime.pipeline_programs import Absent, PipelinePrograms, Running
 from autopar.runtime.pipelines import StageRun, starts_scaled
-from autopar.runtime.programs import Programs, whole_shape
+from autopar.runtime.programs import Programs
 from autopar.runtime.settings import Settings, held_by
 from autopar.runtime.steps import Call, Saved, Step
 from autopar.runtime.weights import Initialise, Place, copy_tree, initialise, own_tensors, shard_weights
+from autopar.schedule import Schedule
 from autopar.seeds import check_seed
 from autopar.torch_compat import flatten_axes, forward_of, join_total_norms
 
 LOSS = GraphOutput("loss", "output", "loss")
-
-
-@dataclass(frozen=True)
-class Running:
-    """What a step of a pipeline needs on this rank beside the stage's program.
-
-    Args:
-        whole: the graph before it was cut.
-    """
-
-    whole: Graph
-    stages: Stages
-    order: tuple[Action, ...]
-    ranks: Ranks
-    mail: ProcessMail
-    groups: Groups
-
-    @property
-    def last(self) -> int:
-        """The stage that makes the loss."""
-        return next(number for number, graph in enumerate(self.stages.graphs) if graph.loss is not None)
-
-    @cached_property
-    def mine(self) -> tuple[tuple[int, Action], ...]:
-        """This stage's actions with their places in the total order."""
-        return tuple((place, action) for place, action in enumerate(self.order) if action.stage == self.ranks.stage)
 
 
 class PipelineCall(AccumulatedCall):
@@ -79,7 +53,7 @@ class PipelineCall(AccumulatedCall):
         self.leaving, self.tangents, self.names = ((LOSS, LOSS.name),), {}, [LOSS.name]
 
     def forward(self, *, keep: bool) -> tuple[Tensor, ...]:
-        """The loss; with gradients, all of the step but the optimizer's part is done then."""
+        """The loss; with gradients, all of the step but the optimizer's part is done then. Without, forward alone runs."""
         running, executable = self.running, self.step.executable
         assert isinstance(executable, Executable)
 
@@ -88,21 +62,23 @@ class PipelineCall(AccumulatedCall):
 
         run = StageRun(
             running.stages, running.ranks.stage, executable, enter, running.mail,
-            scaled=starts_scaled(running.stages), draw=self.number, observed=self.observed,
+            scaled=starts_scaled(running.stages), draw=self.number, observed=self.observed, trains=keep,
         )  # fmt: skip
-        for index, (place, action) in enumerate(running.mine):
-            for _, ahead in running.mine[index : index + 2]:
+        mine = [(place, action) for place, action in running.mine if keep or action.part == "forward"]
+        for index, (place, action) in enumerate(mine):
+            for _, ahead in mine[index : index + 2]:
                 running.mail.post(ahead)
             running.mail.settle(place)
-            run.run(action.half, action.microbatch)
+            run.run(action.part, action.microbatch)
         running.mail.settle(len(running.order))
         (values,) = run.finish()
-        for tensor, group in running.groups.tied.items():
+        for tensor, group in running.groups.tied.items() if keep else ():
             value = self.step.gradients[tensor]
             values[value] = values[value].contiguous()
             dist.all_reduce(values[value], group=group)
         loss = self._loss(values)
-        self.saved = Saved({value: values[value] for value in self.step.gradients.values()}, {})
+        if keep:
+            self.saved = Saved({value: values[value] for value in self.step.gradients.values()}, {})
         return (loss,)
 
     def _loss(self, values: Values) -> Tensor:
@@ -139,30 +115,6 @@ class PipelineCall(AccumulatedCall):
         return found
 
 
-class PipelinePrograms(Programs):
-    """The one program of a pipeline: training on the planned shapes."""
-
-    whole: Graph
-
-    def find(self, parts: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Step, dict[str, Tensor]]:
-        """The step, and the call's tensors. All ranks look at all inputs, so all refuse alike.
-
-        Raises:
-            UsageError: evaluation, a call without gradients, or another shape or dtype than planned.
-        """
-        tensors = self.main.call.tensors(args, kwargs)
-        hint = "evaluate with a plan without pp: the state dict's names are the same"
-        if not all(part.training for part in parts) or not torch.is_grad_enabled():
-            raise UsageError("a pipeline runs training steps alone so far: evaluation and calls without gradients are not there yet", hint)
-        for item in self.whole.of_kind("input"):
-            tensor, planned = tensors[item.name], self.whole.tensors[item.tensor]
-            shape, dtype = whole_shape(self.whole, item), str(tensor.dtype).removeprefix("torch.")
-            if tuple(tensor.shape) != shape or dtype != planned.dtype:
-                message = f"input {item.name} is {dtype} {list(tensor.shape)}, the pipeline was planned for {planned.dtype} {list(shape)}"
-                raise UsageError(message, "pad the batch, or plan again for this shape")
-        return self.main, tensors
-
-
 class PipelineModule(ShardedModule):
     """A compiled pipeline on this rank. Parameters of other stages are absent: ``None`` in their modules.
 
@@ -181,16 +133,20 @@ class PipelineModule(ShardedModule):
         return self.running.ranks.team
 
     def make_call(self, made: tuple[Any, ...], cut: Mapping[str, Any]) -> Call:
-        return PipelineCall(*made, cut=cut, running=self.running)
+        return PipelineCall(*made, cut=cut, running=self._pipelines.running_of(made[0]))
+
+    @property
+    def _pipelines(self) -> PipelinePrograms:
+        assert isinstance(self._programs, PipelinePrograms)
+        return self._programs
 
     def given_to(self, step: Step, tensors: Mapping[str, Tensor]) -> Iterator[tuple[GraphInput, Tensor]]:
         """Every input of the call, so that all stages compare the same."""
-        return ((item, tensors[item.name]) for item in self.running.whole.of_kind("input"))
+        return ((item, tensors[item.name]) for item in self._pipelines.running_of(step).whole.of_kind("input"))
 
     def copied(self, tree: nn.Module) -> PipelineModule:
         """The stage with other weights: it runs in the same pipeline, in turn with this one."""
-        assert isinstance(self._programs, PipelinePrograms)
-        return PipelineModule(tree, self._programs, self.plan, set(self._empty), self.running)
+        return PipelineModule(tree, self._pipelines, self.plan, set(self._empty), self.running)
 
     @staticmethod
     def _whole_batch() -> UsageError:
@@ -280,10 +236,12 @@ def compile_pipeline(
     part = whole_mesh[mesh.names[1:]]
     flatten_axes(part)
     place = Place(schedule.machine.mesh, part, team_of(part), where)
-    step = bind_step(
-        schedule, own_constants(schedule, captured.constants, place),
-        CallTree(captured.graph.arguments, forward_of(model), loss), place, "global", dropout, "eager",
-    )  # fmt: skip
+
+    def bind_stage(captured: Capture, schedule: Schedule, *, split: bool = False) -> Step:
+        constants, call = own_constants(schedule, captured.constants, place), CallTree(captured.graph.arguments, forward_of(model), loss)
+        return bind_step(schedule, constants, call, place, "global", dropout, "eager", split=split)
+
+    step = bind_stage(captured, schedule, split=ranks.stage in stages_split(replayed.order))
     graph = schedule.graph
     if not graph.stepped:
         raise UsageError(f"nothing trains in stage {ranks.stage}", "cut the model so that each stage has a parameter that trains")
@@ -291,9 +249,13 @@ def compile_pipeline(
         replayed.graph, replayed.stages, replayed.order, ranks,
         ProcessMail(replayed.stages, schedule, replayed.order, ranks, groups.pairs, where), groups,
     )  # fmt: skip
-    tree, still = _place_weights(model, graph, schedule, place, team, init, seed)
-    programs = PipelinePrograms(step, tuple(part.training for part in tree.modules()), loss, optimizer=plan.model.optimizer)
-    programs.whole = replayed.graph
+    tree, still, absent = _place_weights(model, graph, schedule, place, team, init, seed)
+    row = plan.stages[ranks.stage]
+    programs = PipelinePrograms(
+        step, tuple(part.training for part in tree.modules()), loss, optimizer=plan.model.optimizer,
+        memory_limit=max(plan.memory_limit_bytes_per_rank - (row.in_flight - 1) * row.held_bytes_per_rank, 0),
+        plan=plan, running=running, absent=absent, bind_stage=bind_stage,
+    )  # fmt: skip
     module = PipelineModule(tree, programs, plan, still, running)
     programs.settings = Settings(module.parts, held_by(loss, model))
     return module
@@ -320,8 +282,8 @@ def capture_pipeline(model: nn.Module, plan: PipelinePlan, loss: Callable[..., A
 
 def _place_weights(
     model: nn.Module, graph: Graph, schedule: Any, place: Place, team: Team, init: Initialise | None, seed: int
-) -> tuple[nn.Module, set[str]]:  # fmt: skip
-    """The model's tree with this stage's weights; the others are None."""
+) -> tuple[nn.Module, set[str], Absent]:  # fmt: skip
+    """The model's tree with this stage's weights, the names of those without values; the parameters of others, which are None in it."""
     specs = {
         item.name: item.own_spec(schedule.specs[item.tensor], place.mesh.sizes)
         for item in graph.inputs if item.kind in ("parameter", "buffer")
@@ -332,11 +294,13 @@ def _place_weights(
     sharded, empty = shard_weights(model, specs, place, team, others)
     initialise(model, sharded, empty, init, seed, place)
     still = {name for name, tensor in named.items() if id(tensor) in empty and id(tensor) not in others}
-    absent = {key: torch.empty(0) for key in others}
-    tree = copy_tree(model, {**sharded, **absent})
-    placeholders = {id(tensor) for tensor in absent.values()}
-    for part in tree.modules():
+    away = {id(tensor): nn.Parameter(torch.empty_like(tensor, device="meta"), tensor.requires_grad)
+            for tensor in named.values() if id(tensor) in others}  # fmt: skip
+    tree, absent = copy_tree(model, {**sharded, **away}), dict[tuple[str, str], nn.Parameter]()
+    placeholders = {id(tensor): tensor for tensor in away.values()}
+    for path, part in tree.named_modules():
         for name, tensor in part._parameters.items():
             if id(tensor) in placeholders:
+                absent[path, name] = placeholders[id(tensor)]
                 part._parameters[name] = None
-    return tree, still
+    return tree, still, absent

@@ -1,7 +1,8 @@
 """A pipeline's step: the stages' actions in one total order, each on the ranks of its stage that this process hosts.
 
-An action is forward or backward of one microbatch in one stage. What crosses to another stage is sent when the action is over, and is
-received when the reading action begins. Gradients of tied weights are summed over their stages at the end of the step.
+An action is one part of a microbatch in one stage: forward, backward, or its gradients of weights. What crosses to another stage is sent
+when the action is over, and is received when the reading action begins. Gradients of tied weights are summed over their stages at the end
+of the step.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from autopar.graph import Graph, Phase
+from autopar.graph import Graph
 from autopar.pipeline import Action, Boundary, Stages
+from autopar.pipeline.timetable import Part, stages_split
 from autopar.runtime.accumulation import MicrobatchedStep
 from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.collectives import Observed, Values
@@ -54,32 +56,51 @@ class StageRun:
         stages: of the whole pipeline.
         enter: the local parts of a microbatch's graph inputs, but for what is received, of each hosted rank.
         scaled: whether gradients leave the last stage times the weight of their microbatch's loss.
+        trains: whether backward runs at all.
     """
 
     def __init__(
         self, stages: Stages, stage: int, executable: Executable, enter: Callable[[int], Sequence[Values]], mail: Mail, *,
-        scaled: bool, draw: int | None = None, observed: list[Observed] | None = None,
+        scaled: bool, draw: int | None = None, observed: list[Observed] | None = None, trains: bool = True,
     ) -> None:  # fmt: skip
         self.stages, self.stage, self.enter, self.mail = stages, stage, enter, mail
-        self.step = MicrobatchedStep(executable, executable.backend.ranks, observed, draw=draw, scaled=scaled)
+        self.step = MicrobatchedStep(executable, executable.backend.ranks, observed, draw=draw, trains=trains, scaled=scaled)
         self.executable = executable
         self.sent = {output.tensor: value for output, value in executable.schedule.outputs}
         self.in_flight: dict[int, Sequence[Values]] = {}
 
-    def run(self, half: Phase, microbatch: int) -> None:
+    def run(self, part: Part, microbatch: int) -> None:
         """Receives, computes and sends."""
-        ranks = self.enter(microbatch) if half == "forward" else self.in_flight.pop(microbatch)
-        for boundary in self.stages.received(self.stage, half):
-            for held, part in zip(ranks, self.mail.receive(boundary, microbatch), strict=True):
-                held[boundary.tensor] = part
-        if half == "forward":
+        ranks = self.enter(microbatch) if part == "forward" else self.in_flight.pop(microbatch)
+        for boundary in self.stages.received(self.stage, part):
+            for held, received in zip(ranks, self.mail.receive(boundary, microbatch), strict=True):
+                held[boundary.tensor] = received
+        self._compute(part, microbatch, ranks)
+        for boundary in self.stages.sent(self.stage, part):
+            self.mail.send(boundary, microbatch, [held[self.sent[boundary.tensor]] for held in ranks])
+        wanted = self._wanted_behind(part)
+        self.in_flight[microbatch] = [{name: held[name] for name in wanted if name in held} for held in ranks]
+
+    def _compute(self, part: Part, microbatch: int, ranks: Sequence[Values]) -> None:
+        if part == "forward":
             self.step.forward(microbatch, ranks)
+        elif part == "weights":
+            self.step.make_weight_gradients(microbatch, ranks)
+        elif self.split:
+            self.step.make_input_gradients(microbatch, ranks)
         else:
             self.step.backward(microbatch, ranks)
-        for boundary in self.stages.sent(self.stage, half):
-            self.mail.send(boundary, microbatch, [held[self.sent[boundary.tensor]] for held in ranks])
-        wanted = self.kept if half == "forward" else self.left
-        self.in_flight[microbatch] = [{name: held[name] for name in wanted if name in held} for held in ranks]
+
+    @property
+    def split(self) -> bool:
+        """Whether gradients of weights are a part of their own."""
+        return self.executable.input_segment is not None
+
+    def _wanted_behind(self, part: Part) -> Sequence[str]:
+        """The values of a microbatch that are needed after one of its parts."""
+        if part == "forward":
+            return self.kept if self.step.trains else self.step.leaving
+        return (*self.executable.kept_for_weights, *self.left) if part == "backward" and self.split else self.left
 
     @property
     def kept(self) -> Sequence[str]:
@@ -122,15 +143,15 @@ def simulate_pipeline(
         order: every action once.
         values: a global tensor for each graph input of the whole, by tensor name; of an input that is cut, that of the whole batch.
     """
-    mail, scaled = InProcessMail(), starts_scaled(stages)
+    mail, scaled, split = InProcessMail(), starts_scaled(stages), stages_split(order)
     observed: tuple[list[Observed], ...] = tuple([] for _ in schedules)
     runs = []
     for stage, schedule in enumerate(schedules):
-        executable = bind(schedule, LockstepRanks(schedule.machine.mesh), torch.device("cpu"), dropout=dropout)
+        executable = bind(schedule, LockstepRanks(schedule.machine.mesh), torch.device("cpu"), dropout=dropout, split=stage in split)
         enter = _entering(schedule, values)
         runs.append(StageRun(stages, stage, executable, enter, mail, scaled=scaled, observed=observed[stage]))
     for action in order:
-        runs[action.stage].run(action.half, action.microbatch)
+        runs[action.stage].run(action.part, action.microbatch)
     outputs: dict[tuple[str, str], Tensor] = {}
     for schedule, run in zip(schedules, runs, strict=True):
         ranks = run.finish()

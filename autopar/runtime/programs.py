@@ -145,6 +145,10 @@ class Programs:
         loss = self.loss if loss_args else None
         return self.main.call.nesting(own, own_kwargs), named_tensors(model, tuple(own), own_kwargs, loss, loss_args)
 
+    def name_of(self, step: Step) -> str:
+        """The name of a program, the same on all ranks that run it."""
+        return step.graph.sha256
+
     def add(self, step: Step, parameters: Sequence[nn.Parameter]) -> None:
         """A further program, for calls of the shapes that it was planned for, without gradients of inputs.
 
@@ -258,15 +262,15 @@ class Programs:
             for item in graph.of_kind("parameter") if item.blocks is None
         }  # fmt: skip
 
-    def _plan(self, graph: Graph, model: nn.Module) -> Plan:
-        """The first rank's plan for the graph with all weights where they lie. Collective."""
+    def _plan(self, graph: Graph, model: nn.Module, pins: Mapping[str, str] | None = None) -> Plan:
+        """The first rank's plan for the graph with all weights where they lie, and more ``pins``. Collective."""
         team = self.main.place.team
         outcome: list[Any] = [None]
         if team.rank == 0:
             machine = self.main.executable.schedule.machine
             memory_limit = self.memory_limit - (self.states_bytes if graph.mode == "inference" else 0)
             try:
-                found = self._found(graph, machine, memory_limit, self._pins(graph, model))
+                found = self._found(graph, machine, memory_limit, {**self._pins(graph, model), **(pins or {})})
                 outcome = [record(found, target="a further call", memory_limit=memory_limit).to_json()]
             except AutoparError as error:
                 outcome = [(type(error), error.message, error.hint)]

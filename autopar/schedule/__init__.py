@@ -18,6 +18,7 @@ accumulating   accumulate: gradients of microbatches summed, reduced once or in 
 in_place       assign_in_place: results over tensors that nobody needs any more
 freeing        free: the end of each value
 legality       the predicates that hold after each pass
+splitting      split_backward: of a pipeline's stage, what is sent first, gradients of weights behind it
 
 Seconds and bytes of a list:
 simulation     the clock: seconds of a step

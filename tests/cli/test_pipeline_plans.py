@@ -169,6 +169,9 @@ def test_commands_that_do_not_take_pipelines_say_so(command: tuple[str, ...], pl
         (("--mesh", "pp=2", "--microbatches", "3"), "cannot be cut into 3"),
         (("--mesh", "pp=2", "--mode", "inference"), "pp is for training"),
         (("--mesh", "pp=2", "--pareto"), "without a pipeline so far"),
+        (("--mesh", "pp=2", "--order", "dualpipe"), "unknown order 'dualpipe'"),
+        (("--mesh", "pp=2", "--order", "interleaved:2"), "a rank runs one stage"),
+        (("--mesh", "dp=2", "--order", "1f1b"), "--order is of a pipeline's stages"),
         (("--mesh", "pp=2", "--stages", "1,1"), "the stages 1,1 are 2 with 2 layers"),
         (("--mesh", "pp=2", "--stages", "nowhere"), "cannot begin with nowhere"),
         (("--mesh", "pp=9", "--microbatches", "4"), "9 stages are asked for"),
@@ -182,6 +185,18 @@ def test_commands_that_do_not_take_pipelines_say_so(command: tuple[str, ...], pl
 )
 def test_bad_input(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     refused(autopar(capsys, "plan", TARGET, "--hardware", "cpu-cluster", *words), 2, said)
+
+
+def test_gradients_of_weights_apart_are_planned_shown_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    made = autopar(capsys, *PLAN, "--stages", "1,2", "--order", "zero-bubble", "-o", path)
+    assert made.status == 0 and "weights" in made.out.split("begins with")[1].splitlines()[0]
+    assert "order     zero-bubble" in made.out
+    assert autopar(capsys, "check", path, TARGET).status == 0
+    assert autopar(capsys, "show", path, "--html", tmp_path / "x.html").status == 0
+    assert "--stages layers.1 --order zero-bubble" in (tmp_path / "x.html").read_text()
+    found = autopar(capsys, "verify", path, TARGET, "--steps", "2")
+    assert found.status == 0 and "passed on 2 ranks" in found.out
 
 
 def test_devices_with_stages_keep_the_faster_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import torch
 from autopar.errors import MismatchError
 from autopar.pipeline import Action, Stages, cut_graph
 from autopar.pipeline.planning import PipelineRequest, crossing_specs, plan_pipeline
-from autopar.pipeline.timetable import problems_of, read_order, write_order
+from autopar.pipeline.timetable import LETTERS, Part, problems_of, read_order, write_order
 from autopar.runtime.pipelines import simulate_pipeline
 from autopar.search import find_plan
 from tests.pipeline.models import capture, machine, run_on_one, values_of
@@ -24,19 +24,25 @@ def gpipe(stages: int, microbatches: int) -> list[Action]:
     ]
 
 
-def random_order(stages: Stages, microbatches: int, seed: int) -> list[Action]:
-    """A legal total order, drawn."""
+BEFORE: dict[str, Part] = {"backward": "forward", "weights": "backward"}
+"""The part of a stage that must be over before another."""
+
+
+def random_order(stages: Stages, microbatches: int, seed: int, *, split: bool = False) -> list[Action]:
+    """A legal total order, drawn; ``split``: with gradients of weights apart."""
     random_, order = random.Random(seed), list[Action]()
-    left = {(stage, half): 0 for stage in range(len(stages.graphs)) for half in ("forward", "backward")}
+    parts = [part for part in LETTERS if split or part != "weights"]
+    left: dict[tuple[int, str], int] = {(stage, part): 0 for stage in range(len(stages.graphs)) for part in parts}
     while any(number < microbatches for number in left.values()):
         able = []
-        for (stage, half), number in left.items():
-            action = Action(stage, half, number)  # type: ignore[arg-type]
-            made = all(left[one.source, one.half] > number for one in stages.received(stage, action.half))
-            if number < microbatches and made and (half == "forward" or left[stage, "forward"] > number):
-                able.append(action)
+        for stage in range(len(stages.graphs)):
+            for part in parts:
+                number = left[stage, part]
+                made = all(left[one.source, one.half] > number for one in stages.received(stage, part))
+                if number < microbatches and made and (part == "forward" or left[stage, BEFORE[part]] > number):
+                    able.append(Action(stage, part, number))
         order.append(random_.choice(able))
-        left[order[-1].stage, order[-1].half] += 1
+        left[order[-1].stage, order[-1].part] += 1
     return order
 
 
@@ -86,19 +92,20 @@ def test_microbatches_fewer_than_stages(microbatches: int) -> None:
         assert key[1] == "microbatch.divisor" or torch.equal(found[key], wanted), key
 
 
-def test_mutated_timetables_are_illegal() -> None:
+@pytest.mark.parametrize("split", [False, True])
+def test_mutated_timetables_are_illegal(split: bool) -> None:
     """An action is dropped, stands twice, or is moved before one that it needs."""
     _, _, graph = capture("encoder-decoder", 4)
     stages = cut_graph(graph, ("encoder.1", "decoder.1"))
     random_ = random.Random(0)
     for seed in range(100):
-        order = random_order(stages, 4, seed)
+        order = random_order(stages, 4, seed, split=split)
         assert not list(problems_of(order, stages, 4))
         at = random_.randrange(len(order))
         action = order.pop(at)
         assert list(problems_of(order, stages, 4))
-        needed = [Action(one.source, one.half, action.microbatch) for one in stages.received(action.stage, action.half)]
-        needed += [action._replace(half="forward")] if action.half == "backward" else []
+        needed = [Action(one.source, one.half, action.microbatch) for one in stages.received(action.stage, action.part)]
+        needed += [action._replace(part=BEFORE[action.part])] if action.part in BEFORE else []
         if needed:
             order.insert(min(map(order.index, needed)), action)
             assert list(problems_of(order, stages, 4))
@@ -108,7 +115,7 @@ def test_orders_of_the_stages_make_one_total_order() -> None:
     _, _, graph = capture("llama", 4)
     stages = cut_graph(graph, ("layers.1", "layers.2"))
     for seed in range(20):
-        lines = [write_order(random_order(stages, 4, seed), stage) for stage in range(3)]
+        lines = [write_order(random_order(stages, 4, seed, split=seed % 2 == 1), stage) for stage in range(3)]
         merged = read_order(lines)
         assert [write_order(merged, stage) for stage in range(3)] == lines
         assert not list(problems_of(merged, stages, 4))

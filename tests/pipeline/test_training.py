@@ -26,6 +26,8 @@ from tests.pipeline.test_steps import random_order
 from tests.runtime.test_training import on_ranks
 
 STEPS = 3
+TIMETABLES = int(os.environ.get("AUTOPAR_TIMETABLES", "25"))
+"""Timetables that are drawn and run; AUTOPAR_TIMETABLES=500 took ten minutes on two cores."""
 
 
 def plan_of(name: str, mesh: str, microbatches: int = 4, **options: Any) -> PipelinePlan:
@@ -48,10 +50,13 @@ def train(module: nn.Module, args: tuple[Tensor, ...], scale: float = 1.0) -> tu
     return losses, norms
 
 
-@pytest.mark.parametrize(("name", "mesh"), [("gpt tied", "pp=2,dp=1,tp=2"), ("encoder-decoder", "pp=4"), ("masked", "pp=2,dp=2")])
-def test_training_is_that_of_one_device(name: str, mesh: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "mesh", "order"),
+    [("gpt tied", "pp=2,dp=1,tp=2", "zero-bubble"), ("encoder-decoder", "pp=4", "1f1b"), ("masked", "pp=2,dp=2", "auto")],
+)
+def test_training_is_that_of_one_device(name: str, mesh: str, order: str) -> None:
     """Clipped by the norm over all stages, a tied weight counted once; the loss on all ranks."""
-    plan, (model, args) = plan_of(name, mesh), build(name)
+    plan, (model, args) = plan_of(name, mesh, order=order), build(name)
     alone = copy.deepcopy(model)
     wanted = train(alone, args)
 
@@ -96,8 +101,9 @@ def test_outputs_beside_the_loss_are_refused() -> None:
 
 @pytest.mark.slow
 def test_any_legal_timetable_runs() -> None:
-    """Orders drawn at random: no rank waits for ever, and losses and gradients are those of one device."""
-    plan, (model, args, graph) = plan_of("encoder-decoder", "pp=4"), capture("encoder-decoder", 4)
+    """Orders drawn at random, half of them with gradients of weights apart: no rank waits for ever, and losses and gradients are those of
+    one device."""
+    plan, (model, args, graph) = plan_of("encoder-decoder", "pp=4", order="zero-bubble"), capture("encoder-decoder", 4)
     stages = cut_graph(graph, plan.cut)
     loss = model(*args)
     loss.backward()
@@ -105,8 +111,8 @@ def test_any_legal_timetable_runs() -> None:
 
     def run(rank: int) -> list[str]:
         wrong = []
-        for seed in range(25):
-            order = random_order(stages, 4, seed)
+        for seed in range(TIMETABLES):
+            order = random_order(stages, 4, seed, split=seed % 2 == 1)
             rows = [row.model_copy(update={"order": write_order(order, stage)}) for stage, row in enumerate(plan.stages)]
             module = autopar.compile_pipeline(model, plan.model_copy(update={"stages": tuple(rows)}))
             found = module(*args)
@@ -262,19 +268,15 @@ def test_what_a_pipeline_does_not_do_yet_is_refused_on_all_ranks() -> None:
             except AutoparError as error:
                 words.append(error.message)
 
-        refused(lambda: module.eval()(*args))
-        module.train()
-        with torch.no_grad():
-            refused(lambda: module(*args))
-        refused(lambda: module(*(tensor[:4] for tensor in args)))
         refused(lambda: module.local_batch([1, 2]))
         refused(lambda: module.replica)
         refused(lambda: module.save_pretrained("nowhere"))
+        refused(lambda: module(*(tensor.float() for tensor in args)))
         return words
 
     for words in on_ranks(run, 2):
-        assert all("so far" in one or "its stage alone" in one for one in words[3:])
-        assert ["evaluation" in words[0], "calls without gradients" in words[1], "int64 [4, 8]" in words[2]] == [True] * 3
+        assert all("so far" in one or "its stage alone" in one for one in words[:3])
+        assert "float32 [8, 8], planned was int64" in words[3]
 
 
 @pytest.mark.parametrize(
