@@ -27,8 +27,8 @@ from autopar.api import plan as plan_model
 from autopar.errors import FileError, UsageError
 from autopar.integrations.planning import check_planning
 from autopar.plan import Plan
-from autopar.rows import Outputs
 from autopar.recording import load
+from autopar.rows import Outputs
 from autopar.runtime import load_safetensors
 from autopar.runtime.agreement import together
 from autopar.runtime.groups import team_of
