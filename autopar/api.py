@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from autopar import recording
 from autopar.cost_models import Execution, Hardware
 from autopar.effort import DEFAULT_EFFORT, Effort
 from autopar.errors import UsageError
-from autopar.files import read_text
+from autopar.files import begins_with, read_text
 from autopar.graph import Graph
 from autopar.options import (
     AUTO,
@@ -28,7 +28,7 @@ from autopar.plan import Plan
 from autopar.planning.capturing import captures_of
 from autopar.planning.grid import Grid, combinations, plan_sweep
 from autopar.planning.memory_ladder import plan_ladder
-from autopar.planning.pipelines import plan_stages, refuse_stages
+from autopar.planning.pipelines import plan_stages, plan_with_or_without_stages, refuse_stages
 from autopar.planning.session import open_session
 from autopar.rows import Inputs, Outputs
 from autopar.sweeping import Point, Sweep
@@ -149,7 +149,8 @@ def plan_pipeline(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    mesh: MeshLike,
+    mesh: MeshLike | None = None,
+    devices: int | None = None,
     microbatches: int | str = AUTO,
     stages: str | Sequence[str] | None = None,
     order: str = "auto",
@@ -159,22 +160,26 @@ def plan_pipeline(
     compute_dtype: str | None = None,
     optimizer: str = "adamw",
     memory: str | int | float | None = None,
+    constraints: Mapping[str, str] | None = None,
     recompute: str = "auto",
     effort: Effort = DEFAULT_EFFORT,
     time_limit: float = 60.0,
     seed: int = 0,
     progress: Progress | None = None,
     target: str | None = None,
-) -> PipelinePlan:
+) -> PipelinePlan | Plan:
     """The best pipeline found for training ``model``: a cut into stages, a plan of each, and a timetable, with a bound over all of them.
 
     Args:
         mesh: ``pp`` outermost, then the axes of each stage: ``"pp=4,dp=2,tp=2"``.
+        devices: number of ranks, in place of ``mesh``: the better of pipelines and of a plan without stages, which is a ``Plan``.
         microbatches: number of equal parts of the batch, along dim 0 of the inputs; ``auto`` tries powers of two, from one for each stage
             on, as long as more gain.
         stages: the first module of each stage but the first, or counts of equal layers, ``"8,9,8,7"``; chosen when not given.
         order: of each stage's actions. ``auto`` searches, with backward whole; ``gpipe`` and ``1f1b`` are the usual ones; ``zero-bubble``
             searches with gradients of weights in actions of their own, which fill the time that stages would wait.
+        constraints: pins by name, as of ``plan``. One on a weight holds in the stage that has it. Axes are those of a stage, by name
+            (``S(tp) R``) or number.
         others: as of ``plan``.
 
     Raises:
@@ -182,11 +187,17 @@ def plan_pipeline(
             ``plan``.
     """
     options = PlanOptions(
-        hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), compute_dtype=compute_dtype, optimizer=optimizer, recompute=recompute,
-        microbatches=microbatches, order=order, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
+        hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, compute_dtype=compute_dtype, optimizer=optimizer,
+        pins=check_pins(constraints), recompute=recompute, microbatches=microbatches, order=order, effort=effort, time_limit=time_limit,
+        seed=seed, progress=progress, name=target,
     )  # fmt: skip
     memory_limit = read_memory_limit(memory, options.hardware)
-    return plan_stages(Target(model, args, kwargs or {}, loss, loss_args), options, memory_limit, stages)
+    given = Target(model, args, kwargs or {}, loss, loss_args)
+    if devices is None:
+        return plan_stages(given, options, memory_limit, stages)
+    if stages not in (None, AUTO):
+        raise UsageError("with devices the mesh axis pp is chosen, which stages cut", "give mesh='pp=2,...', or leave stages out")
+    return plan_with_or_without_stages(given, options, memory_limit)
 
 
 def pareto(
@@ -355,9 +366,34 @@ def tune(
         return tune_target(lambda: given, options, read_memory_limit(memory, options.hardware), rounds, say)[0]
 
 
+@overload
+def compile(
+    model: nn.Module, plan: Plan | None, *, loss: Callable[..., Any] | None = ..., mesh: Any = ..., inputs: Inputs | None = ...,
+    outputs: Outputs = ..., device: Any = ..., init: Callable[[nn.Module], None] | None = ..., seed: int = ...,
+    execute: Literal["eager", "graph", "compiled"] | None = ...,
+    example: tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]] | None = ...,
+) -> ShardedModule: ...  # fmt: skip
+
+
+@overload
+def compile(
+    model: nn.Module, plan: PipelinePlan, *, loss: Callable[..., Any] | None = ..., device: Any = ...,
+    init: Callable[[nn.Module], None] | None = ..., seed: int = ...,
+) -> PipelineModule: ...  # fmt: skip
+
+
+@overload
+def compile(
+    model: nn.Module, plan: str | os.PathLike[str], *, loss: Callable[..., Any] | None = ..., mesh: Any = ..., inputs: Inputs | None = ...,
+    outputs: Outputs = ..., device: Any = ..., init: Callable[[nn.Module], None] | None = ..., seed: int = ...,
+    execute: Literal["eager", "graph", "compiled"] | None = ...,
+    example: tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]] | None = ...,
+) -> ShardedModule | PipelineModule: ...  # fmt: skip
+
+
 def compile(
     model: nn.Module,
-    plan: Plan | str | os.PathLike[str] | None,
+    plan: Plan | PipelinePlan | str | os.PathLike[str] | None,
     *,
     loss: Callable[..., Any] | None = None,
     mesh: Any = None,
@@ -368,13 +404,14 @@ def compile(
     seed: int = 0,
     execute: Literal["eager", "graph", "compiled"] | None = None,
     example: tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]] | None = None,
-) -> ShardedModule:
+) -> ShardedModule | PipelineModule:
     """The model as the plan splits it, on this rank (under torchrun): a module with the model's own parameter names, as DTensors.
 
     Args:
         model: the planned model, with real weights (kept) or meta weights (made by ``init`` or a state dict). Where ranks hold different
             weights, those of the first rank that has any count.
-        plan: the plan or the path of its file, the same on all ranks; None on ranks that receive another rank's plan.
+        plan: the plan or the path of its file, the same on all ranks; None on ranks that receive another rank's plan. A pipeline's goes to
+            ``compile_pipeline``, which takes loss, device, init and seed.
         loss: the loss it was planned with. A plan made in this process remembers it; one from a file or another rank needs it again.
         mesh: the part of a DeviceMesh that the plan is for, with your own data parallelism around it; all processes when not given.
         outputs: ``placed``: results that the plan splits are DTensors, without further communication; ``full``: they are gathered on every
@@ -382,12 +419,20 @@ def compile(
         inputs, device, init, seed, execute, example: see ``autopar.runtime.compile_plan``.
 
     Raises:
+        UsageError: an argument that pipelines do not take.
         MismatchError: the plan was made for another model, mesh or torch, or ranks differ; the first difference is named.
     """
+    from autopar.pipeline_plan import PipelinePlan
     from autopar.runtime import compile_plan  # for start-up time: imports torch
 
     if isinstance(plan, str | os.PathLike):
         plan = load(plan)
+    if isinstance(plan, PipelinePlan):
+        given = {"mesh": mesh, "inputs": inputs, "outputs": outputs, "execute": execute, "example": example}
+        for name, value in given.items():
+            if value is not None and (name, value) != ("outputs", "placed"):
+                raise UsageError(f"a pipeline is compiled without {name}", f"leave {name} out, or compile a plan without stages")
+        return compile_pipeline(model, plan, loss=loss, device=device, init=init, seed=seed)
     with user_errors():
         return compile_plan(
             model, plan, loss=loss, mesh=mesh, inputs=inputs, outputs=outputs, device=device, init=init, seed=seed, execute=execute,
@@ -430,6 +475,14 @@ def load_pipeline(path: str | os.PathLike[str]) -> PipelinePlan:
     return PipelinePlan.from_json(read_text(path, "the plan", "give a file of autopar plan --mesh pp=..."), str(path))
 
 
-def load(path: str | os.PathLike[str]) -> Plan:
-    """Reads a plan file; one of the older schema is scheduled on load, with a warning. Raises FileError: names the place and the fault."""
+def load(path: str | os.PathLike[str]) -> Plan | PipelinePlan:
+    """Reads a plan file, of a pipeline too; one of the older schema is scheduled on load, with a warning.
+
+    Raises:
+        FileError: names the place and the fault.
+    """
+    from autopar.pipeline_plan import PIPELINE_SCHEMA
+
+    if isinstance(path, str | os.PathLike) and begins_with(path, PIPELINE_SCHEMA):
+        return load_pipeline(path)
     return recording.load(path)

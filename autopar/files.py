@@ -14,6 +14,8 @@ from autopar.errors import FileError, UsageError
 
 STANDARD = Path("-")
 """The standard input, or the standard output."""
+HEAD_BYTES = 200
+"""Bytes at a file's begin among which its schema stands."""
 
 
 def read_text(path: str | os.PathLike[str], what: str, hint: str) -> str:
@@ -36,6 +38,14 @@ def read_text(path: str | os.PathLike[str], what: str, hint: str) -> str:
     if not text.strip():
         raise FileError(f"{name_of(path)} is empty, where {what} should be", hint)
     return text
+
+
+def begins_with(path: str | os.PathLike[str], schema: str) -> bool:
+    """Whether the first bytes of a file name the schema. False for what is no file, and for the standard input."""
+    if Path(path) == STANDARD or not Path(path).is_file():
+        return False
+    with Path(path).open("rb") as file:
+        return schema.encode() in file.read(HEAD_BYTES)
 
 
 def name_of(path: object) -> str:

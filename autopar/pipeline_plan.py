@@ -17,7 +17,7 @@ from autopar.display import render
 from autopar.errors import FileError
 from autopar.files import parse_json, write_whole
 from autopar.plan import Plan
-from autopar.rows import AccumulationPlan, Count, CreatedBy, Model, Objective, Row, Seconds, Shape
+from autopar.rows import AccumulationPlan, BaselinePlan, Count, CreatedBy, Model, Objective, Row, Seconds, Shape
 
 PIPELINE_SCHEMA = "autopar.pipeline-plan/1"
 OrderName = Literal["auto", "gpipe", "1f1b", "zero-bubble"]
@@ -95,6 +95,7 @@ class PipelinePlan(Row):
     inputs: dict[str, CallInput]
     boundaries: tuple[BoundaryPlan, ...]
     tied: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    baselines: dict[str, BaselinePlan] = Field(default_factory=dict)
     stages: Annotated[tuple[StagePlan, ...], Field(min_length=1)]
 
     _loss: Callable[..., Any] | None = PrivateAttr(None)

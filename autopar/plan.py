@@ -279,7 +279,8 @@ def _unreadable(text: str, name: str, error: ValidationError) -> FileError:
         found = f"the schema {schema!r}" if schema is not None else "no schema"
         plan = isinstance(schema, str) and schema.startswith(SCHEMA.partition("/")[0] + "/")
         if str(schema).startswith("autopar.pipeline-plan/"):
-            return FileError(f"{name} is a pipeline's plan", "autopar show, check and verify take it; from Python, autopar.load_pipeline")
+            hint = "autopar show, explain, diff, check and verify take it; from Python, autopar.load"
+            return FileError(f"{name} is a pipeline's plan", hint)
         hint = "write the plan again with this version of autopar" if plan else "give a file written by autopar plan -o, without --pareto"
         return FileError(f"{name} has {found}, this autopar reads {SCHEMA!r}", hint)
     first = error.errors(include_url=False)[0]

@@ -8,6 +8,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +21,20 @@ import autopar
 from autopar import zoo
 from autopar.check import check
 from autopar.compare import explain
+from autopar.cost_models import Link, Machine, Mesh, load_hardware
 from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.importer import Capture, Captures, capture
 from autopar.importer.microbatches import COUNTED
 from autopar.plan import Plan
 from autopar.planning.cautions import MicrobatchWarning
-from autopar.schedule import Limits, memory
+from autopar.schedule import Limits, Schedule, make_schedule, memory
+from autopar.schedule.early_reduction import REDUCED
+from autopar.schedule.limit_search import LimitSearch
+from autopar.schedule.scheduled_plan import Sample
+from autopar.search.baselines.recipes import find_baselines
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Space
 from autopar.verify import verify
 from autopar.verify.comparison import planned
 from autopar.verify.trials import Case, Trial, run_simulated, run_single
@@ -98,6 +106,49 @@ def test_gradients_are_reduced_once_or_in_each_and_that_is_priced() -> None:
     assert late[0] > late[1], "what is as small before it is reduced is summed so in any case"
     assert once.communication_seconds() < each.communication_seconds()
     assert memory(once, "none").peak > memory(each, "none").peak
+
+
+def nodes_of_two() -> Machine:
+    """Two nodes of two ranks: links without latency, the node's a hundred times as fast as the network's."""
+    made = replace(load_hardware("h100-sxm"), devices_per_node=2, overlap_slowdown=0.0, kernel_launch_seconds=0.0)
+    return Machine(Mesh.parse("2x2"), replace(made, node=Link(0.0, 1e11), network=Link(0.0, 1e9)))
+
+
+def test_gradients_are_summed_halfway_through_their_reduction() -> None:
+    """A weight that all ranks hold whole, on two links: the fast one scatters in each microbatch, the slow one reduces the sum once."""
+    case, captured, single = example("mlp", 4)
+    where = nodes_of_two()
+    whole = find_baselines(Space(case.graph, where, "adamw", Pins()))[0]["ddp"]
+    once, halfway = (make_schedule(case.graph, whole, where, Limits(summed_bytes=size)) for size in (2**62, 0))
+    assert all(not value.endswith(f"{REDUCED}@sum") for value in once.sums)
+    halves = [value for value in halfway.sums if value.endswith(f"{REDUCED}@sum")]
+    assert halves and all(halfway.values[value].bytes * 2 == once.values[_whole(halfway, value)].bytes for value in halves)
+    for call in halfway.collectives.values():
+        start = next(item for item in halfway.instructions if item.kind == "start" and item.of == call.id)
+        if {part.target for part in call.parts} <= {value.removesuffix("@sum") for value in halves}:
+            assert call.kind == "reduce_scatter" and start.stream == "node" and start.microbatch == 0
+        elif any(part.source in halves for part in call.parts):
+            assert start.stream == "network" and start.microbatch == 3
+    plan = plan_of(halfway)
+    assert check(plan) == () and Plan.from_json(plan.to_json()) == plan
+    trial = run_simulated(Case(**{**vars(case), "model": copy.deepcopy(case.model)}), halfway, captured.constants)
+    for gradient, wanted in single.gradients.items():
+        assert torch.allclose(trial.gradients[gradient], wanted, rtol=TOLERANCE, atol=TOLERANCE), gradient
+
+
+def _whole(schedule: Schedule, value: str) -> str:
+    """The sum of the whole gradient."""
+    return f"{schedule.values[value].tensor}@sum"
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_sums_of_the_least_bytes_are_tried_where_there_are_sums(count: int) -> None:
+    case, *_ = example("mlp", count)
+    where = nodes_of_two()
+    whole = find_baselines(Space(case.graph, where, "adamw", Pins()))[0]["ddp"]
+    search = LimitSearch(whole, (Sample(1.0, case.graph, whole),), where, "adamw", 2**40)
+    search.run(None, 100)
+    assert {limits.summed_bytes for limits in search.tried} == ({2**62} if count == 1 else {0, 2**62})
 
 
 def adds_too_late(data: Any) -> None:

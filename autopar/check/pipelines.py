@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from autopar.check import check
+from autopar.check.baselines import compare_with_baselines
 from autopar.check.clock import makespan
 from autopar.check.differences import Difference, close, count, seconds
 from autopar.cost_models import Hardware
@@ -178,6 +179,7 @@ def _figures(plan: PipelinePlan, lines: list[list[Slot]]) -> Iterator[Difference
     yield from seconds("objective.seconds", plan.objective.seconds, step)
     if plan.objective.bound_seconds > step and not close(plan.objective.bound_seconds, step):
         yield Difference("objective.bound_seconds", "the bound is above the step", runs=True)
+    yield from compare_with_baselines(plan.baselines, plan.memory_limit_bytes_per_rank, plan.objective.bound_seconds)
     for stage, (line, row) in enumerate(zip(lines, plan.stages, strict=True)):
         most, peak = _in_flight(row, line)
         where = f"stages[{stage}]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from autopar.check.baselines import compare_with_baselines
 from autopar.check.clock import COMPUTE, slowed, step
 from autopar.check.differences import TOLERANCE, Difference, count, seconds
 from autopar.check.host import issued
@@ -26,7 +27,8 @@ def totals(order: Order) -> Iterator[Difference]:
     yield from issued(order)
     yield from _predicted(order, lifetimes)
     yield from _objective(order.walk)
-    yield from _baselines(order.walk)
+    plan = order.walk.plan
+    yield from compare_with_baselines(plan.baselines, plan.memory_limit_bytes_per_rank, plan.objective.bound_seconds)
 
 
 def _instructions(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
@@ -144,19 +146,6 @@ def _objective(walk: Walk) -> Iterator[Difference]:
 
 PROOF = 1e-6
 """The gap up to which a plan may be called optimal."""
-
-
-def _baselines(walk: Walk) -> Iterator[Difference]:
-    """What fits does fit, and is no cheaper than the bound."""
-    plan = walk.plan
-    for name, row in plan.baselines.items():
-        peak, price, where = row.peak_memory_bytes_per_rank, row.objective_seconds, f"baselines.{name}"
-        if peak is not None and row.feasible != (peak <= plan.memory_limit_bytes_per_rank):
-            what = f"feasible is {row.feasible} at {peak} bytes, the limit is {plan.memory_limit_bytes_per_rank}"
-            yield Difference(where, what, runs=True)
-        if row.feasible and price is not None and price < plan.objective.bound_seconds * (1 - TOLERANCE):
-            what = f"it fits and takes {price:.10g} s, less than objective.bound_seconds, {plan.objective.bound_seconds:.10g}"
-            yield Difference(where, what, runs=True)
 
 
 def local_elements(row: TensorSpec, sizes: tuple[int, ...]) -> int:

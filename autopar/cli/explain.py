@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autopar import compare
-from autopar.cli.files import read_plan
+from autopar.cli.files import read_pipeline, read_plan
 from autopar.cli.terminal import Line, out
 from autopar.errors import UsageError
 from autopar.report import units
@@ -22,15 +22,24 @@ if TYPE_CHECKING:
 
 def explain(
     plan: Annotated[Path, typer.Argument(help="a file written by autopar plan -o")],
-    name: Annotated[str, typer.Argument(help="a parameter, buffer, input, output, operator, tensor, reshard or collective")],
+    name: Annotated[
+        str, typer.Argument(help="a parameter, buffer, input, output, operator, tensor, reshard or collective; of a pipeline also: cut")
+    ],
     others: Annotated[int, typer.Option("--next", min=0, help="number of next best choices to solve for, with what each adds")] = 0,
     time_limit: Annotated[float, typer.Option(help="seconds for --next")] = 60.0,
     json: Annotated[bool, typer.Option("--json", help="print JSON instead of lines")] = False,
 ) -> None:
-    read = read_plan(plan)
-    lines = compare.explain(read, name)
-    if others:
-        lines += tuple(_next(read, name, others, time_limit))
+    pipeline = read_pipeline(plan)
+    if pipeline is not None:
+        from autopar.pipeline.explanation import explain_pipeline  # for start-up time: imports the solvers
+
+        if others:
+            raise UsageError("--next solves a plan without stages", "drop --next")
+        lines = explain_pipeline(pipeline, name)
+    else:
+        read = read_plan(plan)
+        lines = compare.explain(read, name)
+        lines += tuple(_next(read, name, others, time_limit)) if others else ()
     out(json_format.dumps({"plan": str(plan), "name": name, "lines": lines}, indent=1) if json else "\n".join(lines))
 
 

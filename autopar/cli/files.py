@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from autopar.cli.terminal import note, out_document
 from autopar.errors import FileError, UsageError
-from autopar.files import STANDARD, check_writable, read_text, write_whole
+from autopar.files import STANDARD, begins_with, check_writable, read_text, write_whole
 from autopar.unread import collector_paused
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from autopar.pipeline_plan import PipelinePlan
     from autopar.plan import Plan
 
-HEAD_BYTES = 200
-"""Bytes at a file's begin among which its schema stands."""
 __all__ = ["check_apart", "check_writable", "read_ladder", "read_pipeline", "read_plan", "write_result", "write_text"]
 
 
@@ -42,7 +40,7 @@ def read_pipeline(path: Path) -> PipelinePlan | None:
     """The pipeline's plan in a file; None where the file is of another kind, or is not there."""
     from autopar.pipeline_plan import PIPELINE_SCHEMA, PipelinePlan
 
-    if not _begins_with(path, PIPELINE_SCHEMA):
+    if not begins_with(path, PIPELINE_SCHEMA):
         return None
     return PipelinePlan.from_json(read_text(path, "the plan", "give the path of a file written by autopar plan -o"), str(path))
 
@@ -51,17 +49,9 @@ def read_ladder(path: Path) -> Ladder | None:
     """The ladder of memory limits in a file; None where the file is of another kind, or is not there."""
     from autopar.pareto import PARETO_SCHEMA, Ladder
 
-    if not _begins_with(path, PARETO_SCHEMA):
+    if not begins_with(path, PARETO_SCHEMA):
         return None
     return Ladder.from_json(read_text(path, "the ladder", "give the path of a file written by autopar plan --pareto -o"), str(path))
-
-
-def _begins_with(path: Path, schema: str) -> bool:
-    """Whether the first bytes of a file name the schema."""
-    if path == STANDARD or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return schema.encode() in file.read(HEAD_BYTES)
 
 
 def check_apart(one: Path | None, other: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 explanation     the lines about one thing
 changes         the lines about two plans
+pipeline_changes  those about two of which one is a pipeline's
 raw_rows        the compared fields of rows, without parsing them
 axes            meshes that are the same but for the order or the names of their axes
 simulated_step  when each instruction happens
@@ -11,6 +12,8 @@ words           names of rows in sentences
 from __future__ import annotations
 
 from autopar.compare.changes import changes
+from autopar.compare.pipeline_changes import pipeline_changes
+from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
 from autopar.unread import collector_paused
 
@@ -33,7 +36,9 @@ def explain(plan: Plan, name: str) -> tuple[str, ...]:
     return tuple(Explanation(plan).tell(name))
 
 
-def diff(first: Plan, second: Plan) -> tuple[str, ...]:
+def diff(first: Plan | PipelinePlan, second: Plan | PipelinePlan) -> tuple[str, ...]:
     """Lines that say what changed from ``first`` to ``second``; empty when both choose the same at the same cost."""
     with collector_paused():
-        return tuple(changes(first, second))
+        if isinstance(first, Plan) and isinstance(second, Plan):
+            return tuple(changes(first, second))
+        return tuple(pipeline_changes(first, second))

@@ -23,11 +23,11 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.distributed.tensor import DTensor
 
 from autopar.api import compile as compile_model
-from autopar.api import load
 from autopar.api import plan as plan_model
 from autopar.errors import FileError, UsageError
 from autopar.integrations.planning import check_planning
 from autopar.plan import Plan
+from autopar.recording import load
 from autopar.rows import Outputs
 from autopar.runtime import load_safetensors
 from autopar.runtime.agreement import together

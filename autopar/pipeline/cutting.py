@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from autopar.cost_models import Mesh
 from autopar.errors import UsageError
 from autopar.graph import CONVERSION, DIVISOR, RECEIVE, SEND, Accumulation, Graph, GraphInput, GraphOutput, Op, Phase, layer_of
 
@@ -21,6 +22,15 @@ STAGE_AXIS = "pp"
 _ADDING = "aten.add.Tensor"
 _LINEAR = frozenset({CONVERSION, "aten.view.default", "aten.transpose.int", "aten.t.default", "aten.permute.default"})
 """Operators of one input that give the same of a sum as the sum of what they give."""
+
+
+def stage_mesh(mesh: Mesh) -> Mesh:
+    """The mesh of one stage; one without stages as it is.
+
+    >>> stage_mesh(Mesh((("pp", 2), ("dp", 4)))).axes
+    (('dp', 4),)
+    """
+    return mesh if mesh.names[0] != STAGE_AXIS else Mesh(mesh.axes[1:] or (("dp", 1),))
 
 
 @dataclass(frozen=True)

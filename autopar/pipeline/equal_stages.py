@@ -31,7 +31,8 @@ def structure_of(graph: Graph, pins: Mapping[str, str]) -> str:
         rows.append([item.kind, item.trained, item.is_received, repr(item.blocks), len(item.aliases), pin, *_signature(graph, item.tensor)])
     for op in graph.ops:
         home = layers.setdefault(layer_of(op.module), len(layers)), modules.setdefault(op.module, len(modules))
-        rows.append([op.target, [place[name] for name in op.inputs], to_json(op.args), to_json(dict(op.kwargs)), op.phase, home])
+        pin, inputs = pins.get(f"op:{op.name}"), [place[name] for name in op.inputs]
+        rows.append([op.target, inputs, to_json(op.args), to_json(dict(op.kwargs)), op.phase, home, pin])
         for name in op.outputs:
             place[name] = len(place)
             rows.append(_signature(graph, name))

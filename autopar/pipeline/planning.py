@@ -4,6 +4,7 @@
 2. The chain of units, with their seconds and bytes in that plan, is cut by ``autopar.solvers.pipeline`` within the memory limit.
 3. Each stage is planned as a graph of its own, under the limit that its microbatches in flight leave.
 4. With the stages' own figures the timetable is solved once more, and the chain is cut again with units scaled by them. The best is kept.
+5. Pipelines by hand are priced beside it. One that fits and is faster is taken instead.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from time import perf_counter
 
-from autopar.cost_models import Machine, Mesh
+from autopar.cost_models import Machine
 from autopar.effort import DEFAULT_EFFORT, Effort
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
-from autopar.graph import DTYPE_BYTES, Graph
+from autopar.graph import Graph
+from autopar.pipeline.baselines import PipelineBaseline, PipelineBaselines
 from autopar.pipeline.clock import PipelineTimes, StageCosts, measure_stage, time_pipeline
-from autopar.pipeline.cutting import STAGE_AXIS, Stages, cut_graph
+from autopar.pipeline.crossing import crossing_pins, crossing_specs, stage_pins, tied_pins, transfer_seconds
+from autopar.pipeline.cutting import STAGE_AXIS, Stages, cut_graph, stage_mesh
 from autopar.pipeline.equal_stages import schedule_for, structure_of
 from autopar.pipeline.layer_tables import LayerTables, measure_layers
 from autopar.pipeline.orders import in_flight_of, write_lines
@@ -28,7 +31,6 @@ from autopar.pipeline_plan import OrderName
 from autopar.schedule import Schedule, memory
 from autopar.schedule.splitting import split_backward
 from autopar.search import Progress, SearchResult, Shared, find_plan
-from autopar.sharding import ShardingSpec
 from autopar.solvers.pipeline import Mode, PipelineProblem, numbered, solve_pipeline
 
 MANY = 1 << 16
@@ -56,6 +58,7 @@ class PipelineRequest:
         machine: all ranks; the outermost axis is ``pp``.
         memory_limit: bytes per rank.
         cut: the first module of each stage but the first; None to choose.
+        pins: as for ``find_plan``, on the whole graph; axes are those of a stage.
         recompute: whether operators may run a second time in backward.
         order: of each stage's actions.
         effort, seed, progress: of each search, see ``find_plan``.
@@ -66,6 +69,7 @@ class PipelineRequest:
     memory_limit: int
     optimizer: str = "adamw"
     cut: tuple[str, ...] | None = None
+    pins: Mapping[str, str] = field(default_factory=dict)
     recompute: bool = True
     order: OrderName = "auto"
     effort: Effort = DEFAULT_EFFORT
@@ -86,8 +90,7 @@ class PipelineRequest:
     @property
     def stage_machine(self) -> Machine:
         """The ranks of one stage."""
-        axes = self.machine.mesh.axes[1:] or (("dp", 1),)
-        return replace(self.machine, mesh=Mesh(axes), _groups={}, _links={})
+        return replace(self.machine, mesh=stage_mesh(self.machine.mesh), _groups={}, _links={})
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class PipelineResult:
         transfer_seconds: of the largest value that crosses.
         bound_seconds: no cut at the units, no plans of the stages on this mesh and no order of their actions takes less: of actions
             forward and backward, or with gradients of weights apart where these are.
+        baselines: pipelines by hand, by name.
     """
 
     stages: Stages
@@ -113,6 +117,7 @@ class PipelineResult:
     times: PipelineTimes
     transfer_seconds: float
     bound_seconds: float
+    baselines: Mapping[str, PipelineBaseline] = field(default_factory=dict)
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
@@ -180,7 +185,7 @@ class _Planner:
     def plan(self, least: float) -> PipelineResult | None:
         """The fastest pipeline found; None where none takes less than ``least`` seconds."""
         many = self.graph.accumulated(replace(self.graph.accumulation, microbatches=MANY, cut=()))
-        whole = self._search(_Searched(many, {}), 1 << 62, recompute=False)
+        whole = self._search(_Searched(many, self.asked.pins), 1 << 62, recompute=False)
         tables = measure_layers(whole.schedule, self.asked.optimizer)
         if not self.asked.recompute:
             tables = LayerTables(tables.units, tuple(modes[:1] for modes in tables.modes))
@@ -209,9 +214,31 @@ class _Planner:
             if all(abs(factor - 1.0) <= AS_EXPECTED for pair in factors for factor in pair):
                 break
             tables = _scaled(tables, made, factors)
+        by_hand = self._baselines()
+        written = by_hand.find()
+        for one in written.values():
+            is_allowed = (self.asked.cut is None or one.cut == self.asked.cut) and self.asked.order in ("auto", "1f1b")
+            if one.fits and is_allowed and (best is None or one.times.step < best.times.step):
+                best = self._adopt(one)
         if best is None:
             raise InfeasibleError(f"no pipeline found fits in {self.asked.memory_limit} bytes a rank", "allow more memory, or more stages")
-        return replace(best, bound_seconds=self._bound(whole, best.times.step))
+        bound = self._bound(whole, best.times.step)
+        return replace(best, bound_seconds=bound, baselines=written)
+
+    def _baselines(self) -> PipelineBaselines:
+        asked = self.asked
+        return PipelineBaselines(
+            self.graph, asked.machine, self.machine, asked.optimizer, asked.memory_limit, pins=asked.pins, recompute=asked.recompute,
+            deadline=math.inf if asked.deadline is None else asked.deadline,
+        )  # fmt: skip
+
+    def _adopt(self, made: PipelineBaseline) -> PipelineResult:
+        """A pipeline by hand as a result."""
+        found = tuple(
+            SearchResult(schedule, plan.step_seconds, 0.0, 1.0, "feasible", 0.0, "baseline", self.asked.optimizer, plan.memory, {})
+            for schedule, plan in zip(made.schedules, made.plans, strict=True)
+        )
+        return PipelineResult(made.stages, made.cut, found, made.costs, made.order, made.times, made.transfer_seconds, 0.0)
 
     def _bound(self, whole: SearchResult, step: float) -> float:
         """Seconds that no pipeline of at most ``step`` seconds takes less than: B4 of the bounds on cuts and orders.
@@ -253,12 +280,15 @@ class _Planner:
         more where they fit, which need no room made for them: seconds of recomputation cost more than what they gain.
         """
         stages = cut_graph(self.graph, cut)
-        specs = crossing_specs(stages, whole)
+        sizes = self.machine.mesh.sizes
+        specs = crossing_specs(stages, self.graph, sizes, {name: one.strategy for name, one in whole.operations.items()})
         found, costs = list[SearchResult](), list[StageCosts]()
         for stage, graph in enumerate(stages.graphs):
             in_flight = in_flight_of(self.asked.order, stage, len(stages.graphs), self.microbatches)
             try:
-                result = self._plan_stage(graph, crossing_pins(graph, specs) | _tied_pins(graph, stages, found), in_flight)
+                before = [one.schedule.specs for one in found]
+                pins = stage_pins(graph, self.graph, self.machine.mesh, self.asked.pins) | crossing_pins(graph, specs)
+                result = self._plan_stage(graph, pins | tied_pins(graph, stages, before, sizes), in_flight)
             except InfeasibleError:
                 return None
             if self.asked.split:
@@ -266,7 +296,7 @@ class _Planner:
                 result = replace(result, schedule=schedule, memory=memory(schedule, result.optimizer))
             found.append(result)
             costs.append(measure_stage(result.schedule, self.asked.optimizer, split=self.asked.split))
-        transfer = self._transfer_seconds([_local_bytes(one.tensor, specs, whole) for one in stages.boundaries])
+        transfer = transfer_seconds(self.asked.machine, stages, self.graph, specs)
         lines = self._choose_order(costs, transfer)
         if lines is None:
             return None
@@ -333,58 +363,6 @@ class _Planner:
                 seed=asked.seed, progress=asked.progress, shared=known.shared,
             )  # fmt: skip
         return known.found[limit]
-
-    def _transfer_seconds(self, crossing: Sequence[int]) -> float:
-        """Of the largest value that crosses, on one rank."""
-        whole = self.asked.machine
-        size = max(crossing, default=0)
-        return whole.collective_seconds("permute", size * self.asked.count, (whole.mesh.whole(0),)) if size else 0.0
-
-
-def crossing_specs(stages: Stages, whole: Schedule) -> dict[str, ShardingSpec]:
-    """The layout in which each value crosses: the smallest of those that the whole graph's plan makes or reads it in.
-
-    Partial sums are reduced before they cross, and each rank's part has the same size.
-    """
-    graph, sizes, found = whole.graph, whole.machine.mesh.sizes, dict[str, ShardingSpec]()
-    for boundary in stages.boundaries:
-        name, shape = boundary.tensor, graph.tensors[boundary.tensor].shape
-        maker = whole.operations[graph.producer[name].name]
-        offered = [maker.strategy.outputs[maker.op.outputs.index(name)]]
-        offered += [whole.operations[graph.ops[index].name].strategy.inputs[place] for index, place in graph.consumers[name]]
-        even = [spec for spec in offered if not spec.partial and not spec.blocks and spec.problem(shape, sizes) is None]
-        even = [spec for spec in even if spec.is_even(shape, sizes)]
-        found[name] = min(even, key=lambda spec: _elements(spec, shape, sizes), default=ShardingSpec.replicated(len(shape)))
-    return found
-
-
-def _elements(spec: ShardingSpec, shape: tuple[int, ...], sizes: Sequence[int]) -> int:
-    size = 1
-    for length in spec.local_shape(shape, sizes):
-        size *= length
-    return size
-
-
-def _local_bytes(name: str, specs: Mapping[str, ShardingSpec], schedule: Schedule) -> int:
-    tensor = schedule.graph.tensors[name]
-    return _elements(specs[name], tensor.shape, schedule.machine.mesh.sizes) * DTYPE_BYTES[tensor.dtype]
-
-
-def crossing_pins(graph: Graph, specs: Mapping[str, ShardingSpec]) -> dict[str, str]:
-    """The layouts of what a stage receives and sends."""
-    found = {f"{item.kind}:{item.name}": str(specs[item.tensor]) for item in graph.inputs if item.is_received}
-    return found | {f"output:{output.name}": str(specs[output.tensor]) for output in graph.outputs if output.is_sent}
-
-
-def _tied_pins(graph: Graph, stages: Stages, found: Sequence[SearchResult]) -> dict[str, str]:
-    """Tied parameters lie as in the stage before that holds them, whose gradients theirs are added to."""
-    pins = {}
-    for item in graph.of_kind("parameter"):
-        earlier = [stage for stage in stages.tied.get(item.tensor, ()) if stage < len(found)]
-        if earlier:
-            schedule = found[earlier[0]].schedule
-            pins[item.name] = str(item.own_spec(schedule.specs[item.tensor], schedule.machine.mesh.sizes))
-    return pins
 
 
 def _units_of(tables: LayerTables, cut: Sequence[str]) -> list[range]:

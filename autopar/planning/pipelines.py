@@ -128,9 +128,9 @@ def _open(target: Target, options: PlanOptions) -> PlanSession:
     if isinstance(target.model, Graph):
         options = replace(options, microbatches=target.model.microbatches)
     session = open_session(target, options)
-    if session.pins:
-        some = ", ".join(list(session.pins)[:3])
-        raise UsageError(f"pins ({some}) are not taken with {STAGE_AXIS} so far", "drop them, or plan without a pipeline")
+    for name in session.pins:
+        if name.startswith("output:"):
+            raise UsageError(f"the pin {name}: the loss is all that a pipeline hands out, and lies whole on each rank", "drop the pin")
     return session
 
 
@@ -156,8 +156,9 @@ def _plan_on(
             raise UsageError(message, "let the loss be a sum or a mean over rows, or plan without a pipeline")
         asked = PipelineRequest(
             Machine(mesh, options.hardware, options.cost_model, options.execute), memory_limit, options.optimizer,
-            _cut(graph, stages, mesh.sizes[0]), recompute=options.recompute == "auto", order=check_order(options.order),
-            effort=options.effort, seed=options.seed, deadline=session.deadline, progress=options.progress,
+            _cut(graph, stages, mesh.sizes[0]), dict(session.pins), recompute=options.recompute == "auto",
+            order=check_order(options.order), effort=options.effort, seed=options.seed, deadline=session.deadline,
+            progress=options.progress,
         )  # fmt: skip
         try:
             with user_errors():
@@ -185,7 +186,7 @@ def _plan_on(
     tried = tuple(bounds) if options.microbatches == AUTO else None
     found = replace(found, bound_seconds=min(bounds.values()))
     seconds = perf_counter() - began
-    made = record_pipeline(graph, asked, found, target=session.name, pins={}, solve_seconds=seconds, tried=tried)
+    made = record_pipeline(graph, asked, found, target=session.name, pins=session.pins, solve_seconds=seconds, tried=tried)
     made.remember_loss(session.loss)
     return made
 

@@ -22,6 +22,7 @@ from autopar.errors import AutoparError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
 from autopar.options import AUTO, PlanOptions, check_number, user_errors
+from autopar.pipeline import stage_mesh
 from autopar.placements import placed_pins, written_pins
 from autopar.plan import Plan
 from autopar.planning.capturing import CapturedGraph, Graphs, captures_of
@@ -263,9 +264,10 @@ def open_session(target: Target, options: PlanOptions, captures: Captures | None
         check_deadline()
     spent = perf_counter() - options.began if here else 0.0
     meshes = (*options.meshes, *options.spare_meshes)
-    pins = {**written_pins(graph, meshes), **options.pins}
+    pinned = tuple(map(stage_mesh, meshes))
+    pins = {**written_pins(graph, pinned), **options.pins}
     if not isinstance(given, Graph):
-        pins = {**placed_pins(given, target.args, dict(target.kwargs), target.loss_args, graph, meshes), **pins}
+        pins = {**placed_pins(given, target.args, dict(target.kwargs), target.loss_args, graph, pinned), **pins}
     if options.inputs == "local":
         check_rows(graph, meshes)
     warn_hardware(options.hardware, meshes, options.cost_model)

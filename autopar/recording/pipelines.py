@@ -13,7 +13,7 @@ from autopar.pipeline.timetable import problems_of, read_order, stages_split, wr
 from autopar.pipeline_plan import BoundaryPlan, CallInput, PipelinePlan, StagePlan
 from autopar.recording.replaying import plain, replay
 from autopar.recording.writing import PROOF, record, torch_version
-from autopar.rows import AccumulationPlan, CreatedBy, Model, Objective
+from autopar.rows import AccumulationPlan, BaselinePlan, CreatedBy, Model, Objective
 from autopar.schedule import Schedule
 from autopar.schedule.splitting import find_weight_part
 from autopar.version import __version__
@@ -88,6 +88,12 @@ def record_pipeline(
                 for item in graph.of_kind("input")},
         boundaries=tuple(_boundaries(found)),
         tied=dict(found.stages.tied),
+        baselines={
+            name: BaselinePlan(
+                objective_seconds=one.times.step, step_seconds=one.times.step, peak_memory_bytes_per_rank=max(one.peaks), feasible=one.fits
+            )
+            for name, one in sorted(found.baselines.items())
+        },
         stages=tuple(stages),
     )  # fmt: skip
 

@@ -1,15 +1,15 @@
-"""A pipeline's plan as text: the step and its bound, then a row a stage."""
+"""A pipeline's plan as text: the step and its bound, a row a stage, and pipelines by hand beside it."""
 
 from __future__ import annotations
 
 from autopar.pipeline_plan import PipelinePlan
 from autopar.report import units
-from autopar.report.tables import Table
+from autopar.report.tables import Table, compare_baselines
 
 
 def pipeline_summary(plan: PipelinePlan, columns: int | None = None) -> str:
     """What ``print(plan)`` and ``autopar show`` print; ``columns`` is the width of the terminal."""
-    return "\n\n".join("\n".join(table.lines(columns)) for table in (overview(plan), stages(plan)))
+    return "\n\n".join("\n".join(table.lines(columns)) for table in (overview(plan), stages(plan), *baselines(plan)))
 
 
 def overview(plan: PipelinePlan) -> Table:
@@ -54,6 +54,12 @@ def stages(plan: PipelinePlan) -> Table:
     weights = ("weights",) if plan.split else ()
     header = ("stage", "begins with", "parameters", "forward", "backward", *weights, "in flight", "memory", "idle")
     return Table(header, tuple(rows), frozenset(header) - {"begins with"})
+
+
+def baselines(plan: PipelinePlan) -> tuple[Table, ...]:
+    """The plan beside pipelines by hand; none in a file that has none."""
+    found = plan.baselines
+    return (compare_baselines(plan.objective.seconds, plan.peak_memory_bytes_per_rank, found, "step"),) if found else ()
 
 
 def _elements(shape: tuple[int, ...]) -> int:

@@ -8,7 +8,7 @@ from autopar.pipeline_plan import PipelinePlan, StagePlan
 from autopar.report import units
 from autopar.report.markup import document, now, section, table_html, tiles
 from autopar.report.page import SCRIPTS, body
-from autopar.report.pipeline import overview, stages
+from autopar.report.pipeline import baselines, overview, stages
 from autopar.report.pipeline_timetable import pipeline_svg
 from autopar.report.planning_command import planning_command, unsaid
 from autopar.report.tables import Table
@@ -26,6 +26,7 @@ def pipeline_html(plan: PipelinePlan) -> str:
     opened = "".join(_stage(number, stage) for number, stage in enumerate(plan.stages))
     sections = [
         ("Timetable", picture), ("Stages", table_html(stages(plan), name="stages") + opened),
+        *(("Pipelines by hand", table_html(table, name="baselines")) for table in baselines(plan)),
         ("Particulars", table_html(_particulars(plan), header=False, name="particulars")),
     ]  # fmt: skip
     shown = "\n".join(section(name, text) for name, text in sections)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from textwrap import wrap
@@ -12,7 +12,7 @@ from autopar.compare.words import pattern, unequal
 from autopar.graph import DTYPE_BYTES
 from autopar.plan import Plan
 from autopar.report import units
-from autopar.rows import MeasuredPlan, Predicted, TensorSpec
+from autopar.rows import BaselinePlan, MeasuredPlan, Predicted, TensorSpec
 from autopar.sharding import ALL_ORDERS, ShardingSpec
 
 NARROW = 16
@@ -198,9 +198,14 @@ def _schedule(plan: Plan) -> str:
 
 def baselines(plan: Plan) -> Table:
     """The plan beside the baselines, by the objective: the step, or the sum of the collectives."""
-    mine = plan.objective.seconds
-    rows = [("this plan", units.seconds(mine), "", units.size(plan.predicted.peak_memory_bytes_per_rank), "yes")]
-    for name, row in plan.baselines.items():
+    what = "collectives" if plan.created_by.cost_model == "communication" else "step"
+    return compare_baselines(plan.objective.seconds, plan.predicted.peak_memory_bytes_per_rank, plan.baselines, what)
+
+
+def compare_baselines(mine: float, peak: int, others: Mapping[str, BaselinePlan], what: str) -> Table:
+    """A plan of ``mine`` seconds and ``peak`` bytes on a rank beside others, by the seconds that ``what`` names."""
+    rows = [("this plan", units.seconds(mine), "", units.size(peak), "yes")]
+    for name, row in others.items():
         fits = "yes" if row.feasible else "no"
         fits = f"{fits}: {row.reason}" if row.reason else fits
         if row.objective_seconds is None or row.peak_memory_bytes_per_rank is None:
@@ -208,7 +213,6 @@ def baselines(plan: Plan) -> Table:
             continue
         ratio = f"{row.objective_seconds / mine:.2f}x" if mine > 0 else ""
         rows.append((name, units.seconds(row.objective_seconds), ratio, units.size(row.peak_memory_bytes_per_rank), fits))
-    what = "collectives" if plan.created_by.cost_model == "communication" else "step"
     return Table(("baseline", what, "ratio", "memory", "fits"), tuple(rows), frozenset({what, "ratio", "memory"}))
 
 

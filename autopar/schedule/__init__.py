@@ -9,6 +9,8 @@ text           the list as text, which parses back
 
 The passes, in their order (``passes``), by their limits:
 sharing        share: equal reshards once
+early_reduction
+               reduce_early: a gradient's reduction as two reshards, between which microbatches may be summed
 ordering       order: the list in program order, second runs in their place
 deferred_loss  calls that are waited for when the loss is read
 gap_filling    fill_gaps: a list scheduler for operators on no long chain

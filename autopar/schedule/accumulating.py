@@ -2,23 +2,26 @@
 
 A gradient is added to its sum as soon as it is made. The calls that lead from it to an output run once, on the sum, after the last
 microbatch: the reductions of data parallelism, and reshards of them. A partial sum is as large as the whole parameter on each rank. Where
-sums hold more than ``limits.summed_bytes`` beyond the gradients that leave, some gradients are reduced in every microbatch instead: first
-the largest for their seconds.
+sums hold more than ``limits.summed_bytes`` beyond the least that they can, some gradients are reduced in every microbatch instead: first
+the largest for their seconds. Where a reduction was cut in two (``reduce_early``), its first half alone runs in every microbatch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import count
 
 from autopar.schedule.collectives import Part
+from autopar.schedule.early_reduction import REDUCED
 from autopar.schedule.instructions import COMPUTE, Instruction
 from autopar.schedule.ordering import start_and_wait, taken_by
 from autopar.schedule.schedule import Schedule
 
 SUM = "@sum"
 """Suffix of the value that a gradient is summed in."""
+UNLIMITED = 2**62
+"""Bytes of ``summed_bytes`` from which on every gradient is reduced once."""
 
 
 def accumulate(schedule: Schedule) -> Schedule:
@@ -29,8 +32,7 @@ def accumulate(schedule: Schedule) -> Schedule:
     last = schedule.graph.microbatches - 1
     if not last:
         return schedule
-    chains = _chains(schedule)
-    late = {index for chain in _afforded(schedule, chains) for index in chain.indices}
+    late = {index for chain in _afforded(schedule) for index in chain.indices}
     written = {value for index in late for value in schedule.instructions[index].writes}
     read = {value for index in late for value in schedule.instructions[index].reads} - written
     leaving = {value for output, value in schedule.outputs if output.kind == "gradient"} - written
@@ -53,15 +55,26 @@ class _Chain:
     leaving: set[str]
 
     def extra(self, schedule: Schedule) -> int:
-        """Bytes by which the sums are larger than the gradients that leave."""
-        return sum(schedule.values[name].bytes for name in self.sums) - sum(schedule.values[name].bytes for name in self.leaving)
+        """Bytes by which the sums are larger than the least."""
+        return sum(schedule.values[name].bytes for name in self.sums) - sum(least_summed(schedule, name) for name in self.leaving)
 
     def seconds(self, schedule: Schedule) -> float:
         return sum(schedule.instructions[index].seconds for index in self.indices)
 
 
-def _chains(schedule: Schedule) -> list[_Chain]:
-    """The instructions that lead only to gradients that leave, in groups that run in the same microbatches."""
+def least_summed(schedule: Schedule, leaving: str) -> int:
+    """Bytes of a rank's sum of a gradient that is reduced as far as makes it smaller, in every microbatch."""
+    value = schedule.values[leaving]
+    reduced = schedule.values.get(value.tensor + REDUCED, value)
+    return min(value.bytes, reduced.bytes)
+
+
+def _chains(schedule: Schedule, reduced: Set[str] = frozenset()) -> list[_Chain]:
+    """The instructions that lead only to gradients that leave, in groups that run in the same microbatches.
+
+    Args:
+        reduced: values that are made in every microbatch, so that chains begin with them at the earliest.
+    """
     items = schedule.instructions
     leaving = {value for output, value in schedule.outputs if output.kind == "gradient"}
     others = {value for output, value in schedule.outputs if output.kind != "gradient"}
@@ -75,7 +88,7 @@ def _chains(schedule: Schedule) -> list[_Chain]:
     last = schedule.segments[-1]
     for index in reversed(range(len(items))):
         item = items[index]
-        ends = all(value not in others and (value in leaving or value in readers) for value in item.writes)
+        ends = all(value not in others and value not in reduced and (value in leaving or value in readers) for value in item.writes)
         follows = all(reader in late for value in item.writes for reader in readers.get(value, ()))
         if item.kind in ("start", "slice") and item.segment == last and ends and follows:
             late.add(index)
@@ -117,14 +130,33 @@ def _joined(chains: Iterable[_Chain]) -> list[_Chain]:
     return found
 
 
-def _afforded(schedule: Schedule, chains: list[_Chain]) -> Iterator[_Chain]:
-    """The chains that run once, within the limit: first those that save most seconds for their bytes."""
-    left = schedule.limits.summed_bytes
-    for chain in sorted(chains, key=lambda chain: (chain.extra(schedule) / max(chain.seconds(schedule), 1e-30), min(chain.indices))):
-        extra = max(chain.extra(schedule), 0)
-        if extra <= left:
-            left -= extra
-            yield chain
+def summed_halfway(schedule: Schedule) -> frozenset[str]:
+    """The values between the two halves of a reduction that microbatches are summed in, under the schedule's limits."""
+    reduced = _reduced(schedule)
+    if schedule.limits.summed_bytes >= UNLIMITED or not reduced:
+        return frozenset()
+    return frozenset(value for chain in _afforded(schedule) for value in chain.sums if value in reduced)
+
+
+def _reduced(schedule: Schedule) -> frozenset[str]:
+    """The values between the two halves of reductions (``reduce_early``)."""
+    return frozenset(layout.value for layout in schedule.layouts.values() if layout.value == layout.tensor + REDUCED)
+
+
+def _afforded(schedule: Schedule) -> Iterator[_Chain]:
+    """The chains that run once, within the limit: first those that save most seconds for their bytes.
+
+    Where a whole chain takes too many bytes, the second half of a reduction that was cut in two still runs once.
+    """
+    left, taken = schedule.limits.summed_bytes, set[int]()
+    reduced = _reduced(schedule)
+    for chains in (_chains(schedule), _chains(schedule, reduced) if reduced else []):
+        for chain in sorted(chains, key=lambda chain: (chain.extra(schedule) / max(chain.seconds(schedule), 1e-30), min(chain.indices))):
+            extra = max(chain.extra(schedule), 0)
+            if extra <= left and taken.isdisjoint(chain.indices):
+                left -= extra
+                taken |= chain.indices
+                yield chain
 
 
 def _rebuilt(schedule: Schedule, late: set[int], summed: Mapping[str, None], last: int) -> Schedule:

@@ -164,8 +164,8 @@ class Limits:
             call of each is always allowed. With 0 everything is gathered just before it is read.
         aside_bytes: kept by operators that are deferred to fill gaps, at most; with 0 none are deferred.
         held_bytes: of a rank, without the optimizer's states. Collectives are in flight only up to it; 0 is no limit.
-        summed_bytes: by which sums over microbatches may be larger than the gradients that leave, at most. Beyond it gradients are
-            reduced in every microbatch.
+        summed_bytes: by which sums over microbatches may be larger than the least, at most. Beyond it gradients are reduced in every
+            microbatch, as far as makes them smaller.
     """
 
     bucket_bytes: int = BUCKET_BYTES

@@ -6,20 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autopar.schedule.accumulating import least_summed
 from autopar.schedule.bucketing import size
 from autopar.schedule.instructions import Limits, Segment
 from autopar.schedule.schedule import Schedule
-from autopar.schedule.settings import LADDER_HALVINGS, SMALL_MODEL_BYTES
+from autopar.schedule.settings import LADDER_HALVINGS, NOTHING_OR_ALL, SMALL_MODEL_BYTES
 
 
 def effective_bytes(schedule: Schedule) -> Mapping[str, int]:
-    """For each limit the bytes beyond which it changes nothing: all calls of the segment that sends most, or all values."""
+    """For each limit the bytes beyond which it changes nothing: all calls of the segment that sends most, all values, or all gradients that
+    are larger before they are reduced."""
     sent = dict[Segment, int]()
     for item in schedule.instructions:
         if item.kind == "start":
             sent[item.segment] = sent.get(item.segment, 0) + size(schedule.collectives[item.of])
     calls, made = max(sent.values(), default=0), sum(value.bytes for value in schedule.values.values())
-    return {"ahead_bytes": calls, "aside_bytes": made, "bucket_bytes": calls}
+    leaving = [value for output, value in schedule.outputs if output.kind == "gradient"] if schedule.graph.microbatches > 1 else []
+    whole = (schedule.values[schedule.values[value].tensor].bytes - least_summed(schedule, value) for value in leaving)
+    return {"ahead_bytes": calls, "aside_bytes": made, "bucket_bytes": calls, "summed_bytes": sum(max(extra, 0) for extra in whole)}
 
 
 def fit_ladder(ladder: Sequence[int], effective: int, memory_limit: int) -> Sequence[int]:
@@ -35,9 +39,11 @@ def fit_ladder(ladder: Sequence[int], effective: int, memory_limit: int) -> Sequ
 
 
 def cap_ladder(ladder: Sequence[int], most: int) -> Sequence[int]:
-    """The values of a ladder up to ``most`` bytes: see ``LADDER_HALVINGS``."""
+    """The values of a ladder up to ``most`` bytes: see ``LADDER_HALVINGS``. A ladder of two values is nothing or all."""
     if ladder[-1] <= most:
         return ladder
+    if len(ladder) == len(NOTHING_OR_ALL):
+        return ladder[0], most
     halves = [most >> power for power in range(LADDER_HALVINGS, -1, -1)]
     return tuple(sorted({value for value in ladder if value <= 1}.union(halves)))
 

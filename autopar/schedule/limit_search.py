@@ -15,6 +15,7 @@ from functools import cached_property
 from autopar.cost_models import Machine
 from autopar.effort import Budget, unlimited
 from autopar.graph import Graph
+from autopar.schedule.accumulating import least_summed
 from autopar.schedule.assignment import Assignment
 from autopar.schedule.expanding import expand_as_read
 from autopar.schedule.in_place import assign_in_place, clear_in_place
@@ -244,7 +245,7 @@ def _reduce_held(limits: Limits, left_out: int) -> Limits:
 
 
 def _summed_bytes(schedule: Schedule) -> int:
-    """Bytes that sums hold beyond the gradients that leave."""
+    """Bytes that sums hold beyond the least."""
     leaving = {value for output, value in schedule.outputs if output.kind == "gradient"}
-    sums, left = (sum(schedule.values[name].bytes for name in names) for names in (schedule.sums, leaving))
-    return max(sums - left, 0)
+    sums = sum(schedule.values[name].bytes for name in schedule.sums)
+    return max(sums - sum(least_summed(schedule, value) for value in leaving), 0)

@@ -10,6 +10,7 @@ from autopar.graph import Graph
 from autopar.schedule.accumulating import accumulate
 from autopar.schedule.assignment import Assignment
 from autopar.schedule.bucketing import bucket
+from autopar.schedule.early_reduction import reduce_early
 from autopar.schedule.freeing import free
 from autopar.schedule.gap_filling import fill_gaps
 from autopar.schedule.in_place import assign_in_place
@@ -38,7 +39,8 @@ KEEPS_TO: Mapping[str, tuple[str, ...]] = {
 
 
 def ordered(graph: Graph, assignment: Assignment, machine: Machine, prices: Prices | None = None) -> Schedule:
-    """The list that the passes begin with: equal reshards shared, all in program order.
+    """The list that the passes begin with: equal reshards shared, gradients reduced in two reshards where they are summed, all in program
+    order.
 
     Args:
         prices: see ``order``.
@@ -46,7 +48,8 @@ def ordered(graph: Graph, assignment: Assignment, machine: Machine, prices: Pric
     Raises:
         AssertionError: an assignment that is not consistent.
     """
-    return order(graph, share(assignment), machine, default_limits(machine), prices)
+    prices = prices or Prices(graph, machine)
+    return order(graph, reduce_early(graph, share(assignment), prices), machine, default_limits(machine), prices)
 
 
 def run_passes(schedule: Schedule, passes: Passes = PASSES, *, checked: bool = False) -> Schedule:

@@ -5,7 +5,8 @@
 - Calls on results of the segment start as soon as these are made.
 - Calls that nobody in the segment reads (gradients that leave) trail behind. When more than ``limits.ahead_bytes`` of them are in flight,
   the oldest is waited for, so that its buffers can be freed.
-- The next step of a reshard starts as soon as the one before has started: the link, not the operators, waits for it.
+- The next step of a reshard starts as soon as the one before has started: the link, not the operators, waits for it. Where microbatches
+  are summed between two steps (``summed_halfway``), it starts when the one before is waited for.
 
 With ``limits.ahead_bytes`` of 0 nothing starts before it is needed, and calls that trail are waited for at once.
 With ``limits.held_bytes``, starts move ahead of that only as far as there is room (``headroom``).
@@ -20,12 +21,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from autopar.schedule.accumulating import accumulate
+from autopar.schedule.accumulating import accumulate, summed_halfway
 from autopar.schedule.collectives import Collective
 from autopar.schedule.headroom import Headroom
 from autopar.schedule.instructions import COMPUTE, Instruction, Segment
 from autopar.schedule.schedule import Schedule
-from autopar.schedule.settings import LEAD
+from autopar.schedule.settings import HALFWAY_CALLS, LEAD
 from autopar.schedule.windows import Window, anchors, moving, windows
 
 
@@ -169,6 +170,13 @@ class _Placing:
         self.leading: list[Instruction] = []
         self.trailing: deque[Instruction] = deque()
         self.held_back: list[Instruction] = []
+        summed = summed_halfway(schedule)
+        self.follows = {value: item for item in self.soft for value in item.reads if value in summed}
+        """By a value that microbatches are summed in, the call that reads the sum: it starts when the value is there."""
+        self.halfway: deque[Instruction] = deque()
+        """Calls in flight that make such values."""
+        self.following: list[Instruction] = []
+        """Calls that read a sum, or lead on from it, and have not started."""
 
     def run(self) -> list[Instruction]:
         fixed, early = self.schedule.once(anchors), self.times.early
@@ -195,6 +203,7 @@ class _Placing:
                 for other in made.get(index, ()):
                     self._made(other, index + 1)
             self.held_back.clear()
+            self._finish_halfway(0)
             for item in soft:
                 self._finish(item)
         return self.out
@@ -243,9 +252,31 @@ class _Placing:
             if not self.found[item.id].behind and not self._has_room(item, index):
                 self.held_back.append(item)
                 return
-            self._start(item)
+            if self._follows_sum(item):
+                self.following.append(item)
+            else:
+                self._start(item)
         elif self.found[item.id].behind:
             self._finish(item)
+
+    def _follows_sum(self, item: Instruction) -> bool:
+        """Whether a call, or one that leads to it, reads a sum of a value that is not there yet."""
+        makers = [self.producer[value] for value in item.reads if value in self.producer]
+        waits = any(self.follows.get(value) is item and self.producer[value].id not in self.done for value in item.reads)
+        return waits or any(maker.kind == "start" and maker.id not in self.started for maker in makers)
+
+    def _finish_halfway(self, most: int) -> None:
+        """Waits for the oldest calls that make values to be summed, until ``most`` are in flight."""
+        while len(self.halfway) > most:
+            self._finish(self.halfway[0])
+
+    def _follow(self, made: Instruction) -> None:
+        """Starts the calls that read sums of what has been made, and those that they lead to."""
+        if made in self.halfway:
+            self.halfway.remove(made)
+            while (item := next((item for item in self.following if not self._follows_sum(item)), None)) is not None:
+                self.following.remove(item)
+                self._start(item)
 
     def _held(self, item: Instruction) -> int:
         return self.schedule.collectives[item.of].held_bytes
@@ -256,7 +287,7 @@ class _Placing:
         self.started.add(item.id)
         for value in item.reads:
             maker = self.producer.get(value)
-            if maker is not None and maker.kind == "start":
+            if maker is not None and maker.kind == "start" and self.follows.get(value) is not item:
                 self._start(maker)
             elif maker is not None:
                 self._finish(maker)
@@ -266,6 +297,9 @@ class _Placing:
         while window.behind and self.trailing and self.behind + held > self.limit:
             self._finish(self.trailing.popleft())
         self.out.append(item)
+        if not self.follows.keys().isdisjoint(item.writes):
+            self._finish_halfway(HALFWAY_CALLS - 1)
+            self.halfway.append(item)
         if window.ahead:
             self.ahead += held
             self.leading.append(item)
@@ -308,6 +342,7 @@ class _Placing:
             self.leading.remove(item)
         elif window.behind:
             self.behind -= self._held(item)
+        self._follow(item)
 
     def _cut(self, item: Instruction) -> None:
         """Cuts the slices of a new value that nobody in the segment reads, so that the whole can go."""

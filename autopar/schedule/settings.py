@@ -71,7 +71,12 @@ LARGE_COPY = 2**40
 NAMED_ITEMS = 10
 """Largest items at the peak of memory that are named."""
 
+HALFWAY_CALLS = 2
+"""Calls in flight that make values in which microbatches are summed: one holds the link, the other is next."""
+NOTHING_OR_ALL = (0, 2**62)
+"""Bytes of a limit that is tried at its ends alone."""
 LIMIT_LADDERS: Mapping[str, tuple[int, ...]] = {
+    "summed_bytes": NOTHING_OR_ALL,
     "ahead_bytes": (0, 1, *(size * MIB for size in (25, 100, 400, 1600, 6400))),
     "aside_bytes": tuple(size * MIB for size in (0, 50, 200, 800)),
     "bucket_bytes": tuple(size * MIB for size in (0, 1, 6, 25, 100)),

@@ -19,13 +19,14 @@ import torch
 from torch import nn
 
 from autopar.alike import plan_followers, stored_specs
-from autopar.api import capture, load, plan
+from autopar.api import capture, plan
 from autopar.errors import FileError, InfeasibleError, UsageError
 from autopar.files import check_path
 from autopar.graph import Graph
 from autopar.importer.precision import is_autocast
 from autopar.options import check_seconds
 from autopar.plan import Plan
+from autopar.recording import load
 from autopar.report.units import seconds as seconds_text
 from autopar.report.units import size as bytes_text
 from autopar.serving.cached import NAME, MakeCache, cached

@@ -12,6 +12,9 @@ from xml.etree import ElementTree
 import pytest
 
 from autopar.check.pipelines import check_pipeline
+from autopar.errors import UsageError
+from autopar.pipeline import explanation
+from autopar.pipeline.explanation import layer_counts, move_layers
 from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
 from autopar.report.pipeline_timetable import pipeline_svg
@@ -157,9 +160,79 @@ def test_check_finds_what_is_changed(name: str, text: str) -> None:
     assert check_pipeline(MUTATIONS[name](PipelinePlan.from_json(text)))
 
 
-@pytest.mark.parametrize("command", [("explain", "{}", "tokens.weight"), ("diff", "{}", "{}"), ("export", "{}", TARGET, "-o", "x")])
-def test_commands_that_do_not_take_pipelines_say_so(command: tuple[str, ...], plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refused(autopar(capsys, *(word.format(plan) for word in command)), 3, "is a pipeline's plan")
+def test_commands_that_do_not_take_pipelines_say_so(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(autopar(capsys, "export", plan, TARGET, "-o", "x"), 3, "is a pipeline's plan")
+    refused(autopar(capsys, "explain", plan, "tokens.weight", "--next", "2"), 2, "--next solves a plan without stages")
+
+
+def test_explain_says_what_a_stage_has_and_where_not(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = autopar(capsys, "explain", plan, "tokens.weight").out
+    assert "stage 0 of 2, from the beginning:" in found and "stage 1 of 2, from layers." in found, "tied: in both"
+    layer = autopar(capsys, "explain", plan, "layers.2.up.weight")
+    assert layer.status == 0 and "stage 1 of 2" in layer.out and "stage 0" not in layer.out
+    refused(autopar(capsys, "explain", plan, "nothing"), 2, "no stage has anything called nothing", "cut explains")
+
+
+def test_explain_cut_prices_a_layer_more_on_each_side(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    read = PipelinePlan.from_json(plan.read_text())
+    lines = autopar(capsys, "explain", plan, "cut").out.splitlines()
+    counts = layer_counts(read)
+    assert sum(counts) == 3 and lines[0].startswith(f"2 stages of {counts[0]}, {counts[1]} layers, 4 microbatches")
+    moved = move_layers(read)
+    assert [(one.source, one.target) for one in moved] == [pair for pair in ((1, 0), (0, 1)) if counts[pair[0]] > 1]
+    assert sum(line.startswith("a layer from stage") for line in lines) == len(moved) > 0
+    tight = read.model_copy(update={"memory_limit_bytes_per_rank": read.peak_memory_bytes_per_rank // 2})
+    assert all(one.seconds is None for one in move_layers(tight)), "nothing fits in half"
+
+
+def test_a_layer_moved_and_moved_back_leaves_the_step(text: str) -> None:
+    """The stages' own figures, timed as for a moved layer, give the plan's step or less: orders are solved again."""
+    read = PipelinePlan.from_json(text)
+    times = explanation._time(read, explanation._costs(read))
+    assert times is not None and times.step == pytest.approx(read.objective.seconds, rel=1e-6)
+
+
+def test_diff_of_cuts(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the plans choose the same" in autopar(capsys, "diff", plan, plan).out
+    first = PipelinePlan.from_json(plan.read_text())
+    other, number = tmp_path / "other.json", 3 - layer_counts(first)[0]
+    autopar(capsys, *PLAN, "--stages", f"{number},{3 - number}", "-o", other)
+    second = PipelinePlan.from_json(other.read_text())
+    found = autopar(capsys, "diff", plan, other).out
+    assert f"cut: stages begin with {first.cut[0]} -> {second.cut[0]}" in found and "objective.seconds:" in found
+    assert "stage 0: forward_seconds:" in found and json.loads(autopar(capsys, "diff", plan, other, "--json").out)["same"] is False
+    order = _changed(first, 0, order="F0 F1 F2 F3 B0 B1 B2 B3")
+    other.write_text(order.to_json())
+    assert ("stage 0: order:" in autopar(capsys, "diff", plan, other).out) is (order != first)
+
+
+def test_diff_with_a_plan_without_stages(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = tmp_path / "whole.json"
+    autopar(capsys, "plan", TARGET, "--mesh", "dp=2", "--hardware", "cpu-cluster", "--effort", "low", "-o", whole)
+    found = autopar(capsys, "diff", plan, whole).out
+    assert "stages: 2 -> none" in found and "mesh: pp=2,dp=1 -> dp=2" in found and "microbatches: 4 -> 1" in found
+
+
+def test_one_road_in_python(plan: Path) -> None:
+    import autopar as package
+
+    read = package.load(plan)
+    assert isinstance(read, PipelinePlan) and read == package.load_pipeline(plan)
+    with pytest.raises(UsageError, match="compiled without inputs"):
+        package.compile(None, plan, inputs="local")  # type: ignore[arg-type]
+
+
+def test_devices_in_python_is_the_better_of_both() -> None:
+    import autopar as package
+    from autopar import zoo
+
+    target = zoo.build("mlp")
+    call = {"loss": target.loss, "loss_args": target.loss_args, "hardware": "cpu-cluster", "microbatches": 4, "effort": "low"}
+    found = package.plan_pipeline(target.model, target.args, dict(target.kwargs), devices=2, **call)
+    alone = package.plan_pipeline(target.model, target.args, dict(target.kwargs), mesh="pp=2", **call)
+    assert found.objective.seconds <= alone.objective.seconds
+    with pytest.raises(UsageError, match="with devices the mesh axis pp is chosen"):
+        package.plan_pipeline(target.model, target.args, dict(target.kwargs), devices=2, stages="1,1", **call)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +253,8 @@ def test_commands_that_do_not_take_pipelines_say_so(command: tuple[str, ...], pl
         (("--devices", "2", "--stages", "auto"), "one microbatch keeps one stage busy"),
         (("--devices", "2", "--stages", "auto", "--pareto"), "without a pipeline so far"),
         (("--mesh", "pp=2", "--inputs", "local"), "takes the whole batch on every rank"),
-        (("--mesh", "pp=2", "--pin", "tokens.weight=S0 R"), "are not taken with pp so far"),
+        (("--mesh", "pp=2", "--pin", "output:loss=R"), "the loss is all that a pipeline hands out"),
+        (("--mesh", "pp=2", "--microbatches", "4", "--pin", "nowhere=R"), "the pin 'nowhere' names no parameter"),
     ],
 )
 def test_bad_input(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:

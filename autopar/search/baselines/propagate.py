@@ -146,14 +146,17 @@ class SpecPropagation:
         backward = [op for op in self.graph.ops if op.phase == "backward"]
         for op in forward:
             self._run_op(op)
+        made_late = {tensor for op in backward for tensor in op.outputs}  # a stage sends gradients too
         for index, output in enumerate(self.graph.outputs):
-            if output.kind == "output":
+            if output.kind == "output" and output.tensor not in made_late:
                 self._read_output(index, self.space.pins.outputs.get(f"{OUTPUT}{index}"))
         for op in backward:
             self._run_op(op)
         for index, output in enumerate(self.graph.outputs):
             if output.kind != "output":
                 self._read_output(index, self.inputs[self.graph.owners[output]])
+            elif output.tensor in made_late:
+                self._read_output(index, self.space.pins.outputs.get(f"{OUTPUT}{index}"))
         return Assignment(self.inputs, self.strategies, tuple(self.layouts), self.reads)
 
     def _run_op(self, op: Op) -> None:

@@ -1,0 +1,232 @@
+"""Pipelines as people write them, in the planner's own prices: equal counts of layers, one plan by hand in every stage, 1F1B.
+
+===========  =========================================================================================
+ddp          in each stage tokens over every axis, whole parameters (Megatron-LM without TP)
+fsdp         the same with parameters, gradients and optimizer states split, gathered in each half (torchtitan without TP)
+megatron     Megatron-LM: tokens over every axis but the last, contraction weights over the last (DP x TP)
+megatron_sp  the same with the sequence split over the last axis between contractions
+torchtitan   megatron_sp with parameters, gradients and optimizer states split over the other axes too (FSDP x TP)
+===========  =========================================================================================
+
+The embedding and the head count as a layer each; where counts do not divide, the first stages have one more. Where 1F1B's microbatches in
+flight do not fit, all stages recompute: selectively, else in full (``search.baselines.checkpointing``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from autopar.cost_models import Machine
+from autopar.effort import unlimited
+from autopar.errors import UsageError
+from autopar.graph import Graph, layer_of
+from autopar.pipeline.clock import PipelineTimes, StageCosts, measure_stage, time_pipeline
+from autopar.pipeline.crossing import crossing_pins, crossing_specs, stage_pins, tied_pins, transfer_seconds
+from autopar.pipeline.cutting import Stages, cut_graph, find_units
+from autopar.pipeline.equal_stages import schedule_for, structure_of
+from autopar.pipeline.orders import write_lines
+from autopar.pipeline.timetable import Action, read_order
+from autopar.schedule import Assignment, Schedule
+from autopar.schedule.limit_search import LimitSearch, improve_plan
+from autopar.schedule.scheduled_plan import Sample, ScheduledPlan
+from autopar.search.baselines.checkpointing import POLICIES, apply_policies
+from autopar.search.baselines.propagate import Recipe, SpecPropagation
+from autopar.search.baselines.stored import store_split
+from autopar.search.choices.pins import resolve_pins
+from autopar.search.choices.space import Space
+from autopar.sharding import ShardingSpec
+
+TRIES = 6
+"""Limits of a stage's schedule that are tried."""
+
+
+@dataclass(frozen=True)
+class PipelineBaseline:
+    """A pipeline by hand.
+
+    Args:
+        plans: of each stage; equal stages share one, in the names of the first of them.
+        peaks: bytes at the peak of a rank of each stage.
+        fits: whether each is within the memory limit.
+    """
+
+    stages: Stages
+    cut: tuple[str, ...]
+    plans: tuple[ScheduledPlan, ...]
+    costs: tuple[StageCosts, ...]
+    order: tuple[Action, ...]
+    times: PipelineTimes
+    transfer_seconds: float
+    peaks: tuple[int, ...]
+    fits: bool
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """Of each stage, in its own names."""
+        pairs = zip(self.stages.graphs, (plan.schedule for plan in self.plans), strict=True)
+        return tuple(made if made.graph.sha256 == graph.sha256 else schedule_for(graph, made) for graph, made in pairs)
+
+
+@dataclass(frozen=True)
+class _Style:
+    """How a stage is planned by hand.
+
+    Args:
+        stored_axes: axes that split parameters further at rest.
+    """
+
+    recipe: Recipe
+    stored_axes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _WrittenStage:
+    """A stage by hand; equal stages share it.
+
+    Args:
+        graph: of the first of them, which the assignments are for.
+        assignments: by policy of recomputation, ``""`` for none.
+        specs: of what enters, in the graph's order, before parameters are split further.
+    """
+
+    graph: Graph
+    assignments: Mapping[str, Assignment]
+    specs: tuple[ShardingSpec, ...]
+
+
+def count_evenly(graph: Graph, count: int) -> tuple[str, ...] | None:
+    """The first module of each stage but the first, by counts of equal layers; None where these are too few.
+
+    The embedding, in the first stage, and the head, in the last, count as a layer each.
+    """
+    layers = [unit for unit in find_units(graph) if layer_of(unit) == unit]
+    each, more = divmod(len(layers) + 2, count)
+    counts = [each + (stage < more) for stage in range(count)]
+    counts[0] -= 1
+    counts[-1] -= 1
+    if min(counts) < 1:
+        return None
+    return tuple(layers[sum(counts[:stage])] for stage in range(1, count))
+
+
+def _styles(machine: Machine) -> dict[str, _Style]:
+    axes = tuple(axis for axis, size in enumerate(machine.mesh.sizes) if size > 1)
+    found = {"ddp": _Style(Recipe(axes))}
+    if axes:
+        found["fsdp"] = _Style(Recipe(axes, axes))
+        found["megatron"] = _Style(Recipe(axes[:-1], tensor_axis=axes[-1]))
+        sequence = Recipe(axes[:-1], tensor_axis=axes[-1], splits_sequence=True)
+        found["megatron_sp"] = _Style(sequence)
+        if len(axes) > 1:
+            found["torchtitan"] = _Style(sequence, axes[:-1])
+    return found
+
+
+class PipelineBaselines:
+    """The pipelines by hand of one graph.
+
+    Args:
+        machine: of all ranks; the outermost axis is ``pp``.
+        stage_machine: the ranks of one stage.
+        pins: the user's, on the whole graph.
+        recompute: whether operators may run a second time in backward.
+        deadline: of ``perf_counter``; no further ones are written after it.
+    """
+
+    def __init__(
+        self, graph: Graph, machine: Machine, stage_machine: Machine, optimizer: str, memory_limit: int, *,
+        pins: Mapping[str, str], recompute: bool, deadline: float,
+    ) -> None:  # fmt: skip
+        self.graph, self.machine, self.stage_machine, self.optimizer = graph, machine, stage_machine, optimizer
+        self.memory_limit, self.pins, self.recompute, self.deadline = memory_limit, pins, recompute, deadline
+        self.count, self.sizes = machine.mesh.sizes[0], stage_machine.mesh.sizes
+        self.order = read_order(write_lines("1f1b", self.count, graph.microbatches))
+
+    def find(self) -> dict[str, PipelineBaseline]:
+        """By name, with the policy (``NAME+POLICY``) where stages recompute. What cannot be written by hand is left out.
+
+        The fastest that fits gets local search over its order as well.
+        """
+        cut, found = count_evenly(self.graph, self.count), dict[str, PipelineBaseline]()
+        if cut is None:
+            return found
+        try:
+            stages = cut_graph(self.graph, cut)
+        except UsageError:  # a tied weight whose gradients this cut does not take apart
+            return found
+        space = self._space(self.graph, self.pins)
+        for name, style in _styles(self.stage_machine).items():
+            walk = SpecPropagation(space, style.recipe)
+            if self._is_late or not walk.is_applicable:
+                continue
+            whole = walk.run()
+            specs = crossing_specs(stages, self.graph, self.sizes, whole.strategies)
+            written = self._write_stages(stages, specs, style)
+            transfer = transfer_seconds(self.machine, stages, self.graph, specs)
+            for policy in ("", *(POLICIES if self.recompute else ())) if written else ():
+                plans = self._schedule(written, policy)
+                made = found[f"{name}+{policy}" if policy else name] = self._price(stages, cut, plans, transfer)
+                if made.fits or self._is_late:
+                    break
+        best = min((name for name, one in found.items() if one.fits), key=lambda name: found[name].times.step, default=None)
+        if best is not None and not self._is_late:
+            found[best] = self._improve(found[best])
+        return found
+
+    @property
+    def _is_late(self) -> bool:
+        return perf_counter() > self.deadline
+
+    def _space(self, graph: Graph, pins: Mapping[str, str]) -> Space:
+        return Space(graph, self.stage_machine, self.optimizer, resolve_pins(graph, self.stage_machine.mesh, pins))
+
+    def _write_stages(self, stages: Stages, specs: Mapping[str, ShardingSpec], style: _Style) -> list[_WrittenStage]:
+        """Each stage by the recipe; none where it does not apply to one of them."""
+        found, known, before = list[_WrittenStage](), dict[str, _WrittenStage](), list[Mapping[str, ShardingSpec]]()
+        for graph in stages.graphs:
+            pins = stage_pins(graph, self.graph, self.stage_machine.mesh, self.pins) | crossing_pins(graph, specs)
+            pins |= tied_pins(graph, stages, before, self.sizes)
+            key = structure_of(graph, pins)
+            if key not in known:
+                space = self._space(graph, pins)
+                walk = SpecPropagation(space, style.recipe)
+                if not walk.is_applicable:
+                    return []
+                walked = walk.run()
+                made = store_split(graph, walked, space, style.stored_axes) if style.stored_axes else walked
+                policies = dict(apply_policies(graph, made, self.stage_machine)) if self.recompute else {}
+                assignments = {policy: policies.get(policy, made) for policy in ("", *POLICIES)}
+                known[key] = _WrittenStage(graph, assignments, tuple(walked.inputs[item.tensor] for item in graph.inputs))
+            found.append(known[key])
+            before.append({item.tensor: spec for item, spec in zip(graph.inputs, known[key].specs, strict=True)})
+        return found
+
+    def _schedule(self, written: Sequence[_WrittenStage], policy: str) -> list[ScheduledPlan]:
+        """The plan of each stage."""
+        known = dict[int, ScheduledPlan]()
+        for stage in written:
+            if id(stage) not in known:
+                made = stage.assignments[policy]
+                sample = Sample(1.0, stage.graph, made)
+                search = LimitSearch(made, (sample,), self.stage_machine, self.optimizer, self.memory_limit)
+                known[id(stage)] = search.run(None, TRIES, improve=False)
+        return [known[id(stage)] for stage in written]
+
+    def _price(self, stages: Stages, cut: tuple[str, ...], plans: Sequence[ScheduledPlan], transfer: float) -> PipelineBaseline:
+        measured = {id(plan): measure_stage(plan.schedule, self.optimizer) for plan in plans}
+        costs = [measured[id(plan)] for plan in plans]
+        times = time_pipeline(stages, costs, self.order, transfer)
+        peaks = tuple(cost.peak_with(flying) for cost, flying in zip(costs, times.in_flight, strict=True))
+        fits = max(peaks) <= self.memory_limit
+        return PipelineBaseline(stages, cut, tuple(plans), tuple(costs), self.order, times, transfer, peaks, fits)
+
+    def _improve(self, made: PipelineBaseline) -> PipelineBaseline:
+        """The pipeline after local search over the order of each stage, within the memory that it holds."""
+        known = dict[int, ScheduledPlan]()
+        for plan in made.plans:
+            if id(plan) not in known:
+                known[id(plan)] = improve_plan(plan, self.optimizer, plan.memory.peak, unlimited())
+        found = self._price(made.stages, made.cut, [known[id(plan)] for plan in made.plans], made.transfer_seconds)
+        return found if found.fits and found.times.step < made.times.step else made

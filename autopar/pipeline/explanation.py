@@ -1,0 +1,145 @@
+"""explain on a pipeline's plan: one thing in the stages that hold it; and the cut, with what one layer more on each side would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.compare import explain
+from autopar.errors import UsageError
+from autopar.graph import layer_of
+from autopar.pipeline.clock import PipelineTimes, StageCosts, time_pipeline
+from autopar.pipeline.cutting import Boundary, Stages
+from autopar.pipeline.timetable import read_order
+from autopar.pipeline_plan import PipelinePlan
+from autopar.solvers.pipeline import Mode, PipelineProblem, numbered, solve_pipeline
+
+CUT = "cut"
+"""The name by which the cut itself is asked for."""
+SOLVE_SECONDS = 0.5
+"""Work of the pipeline's solver for the orders of a moved layer, in units of about one CPU second."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A pipeline with one layer moved to a neighbour.
+
+    Args:
+        source, target: the stages that lose and gain it.
+        seconds: of the step then, with the best orders found; None where nothing fits in memory.
+    """
+
+    source: int
+    target: int
+    seconds: float | None
+
+
+def explain_pipeline(plan: PipelinePlan, name: str) -> tuple[str, ...]:
+    """Lines about ``name`` in each stage that has it, or about the cut for ``cut``.
+
+    Raises:
+        UsageError: no stage has anything of that name. FileError: a schedule that cannot be simulated.
+    """
+    if name == CUT:
+        return tuple(_explain_cut(plan))
+    found, missing = list[str](), list[UsageError]()
+    for number, stage in enumerate(plan.stages):
+        try:
+            lines = explain(stage.plan, name)
+        except UsageError as error:
+            missing.append(error)
+            continue
+        found += [f"stage {number} of {len(plan.stages)}, from {stage.first_module or 'the beginning'}:", *(f"  {line}" for line in lines)]
+    if not found:
+        raise UsageError(f"no stage has anything called {name}", f"{missing[0].hint}; {CUT} explains where the stages begin")
+    return tuple(found)
+
+
+def layer_counts(plan: PipelinePlan) -> tuple[int, ...]:
+    """Numbers of layers with parameters of each stage."""
+    return tuple(len({layer_of(name) for name in stage.plan.parameters} - {""}) for stage in plan.stages)
+
+
+def move_layers(plan: PipelinePlan) -> tuple[Moved, ...]:
+    """What the step would be with one layer moved over each boundary, in both directions.
+
+    A layer is as long and as large as the mean of the stage whose layers are the shortest: embedding and head are in others.
+    """
+    counts, costs = layer_counts(plan), _costs(plan)
+    inner = min((stage for stage, count in enumerate(counts) if count), key=lambda stage: _busy(costs[stage]) / counts[stage], default=None)
+    found = []
+    for stage in range(len(costs) - 1):
+        for source, target in ((stage + 1, stage), (stage, stage + 1)):
+            if inner is not None and counts[source] > 1:
+                layer, changed = _scaled(costs[inner], 1 / counts[inner]), list(costs)
+                changed[source], changed[target] = _added(costs[source], layer, -1), _added(costs[target], layer, 1)
+                times = _time(plan, changed)
+                found.append(Moved(source, target, None if times is None else times.step))
+    return tuple(found)
+
+
+def _explain_cut(plan: PipelinePlan) -> Iterator[str]:
+    counts, step, m = layer_counts(plan), plan.objective.seconds, plan.microbatches
+    yield f"{len(plan.stages)} stages of {', '.join(map(str, counts))} layers, {m} microbatches, {_ms(step)} a step"
+    before = after = 0.0
+    for number, (stage, count) in enumerate(zip(plan.stages, counts, strict=True)):
+        work = m * (stage.forward_seconds + stage.backward_seconds)
+        words = f"begins after {_ms(before)}, works {m} x {_ms(work / m)} = {_ms(work)}, and {_ms(after)} follow its last backward"
+        memory = f"{stage.peak_memory_bytes_per_rank / 2**30:.3g} of {plan.memory_limit_bytes_per_rank / 2**30:.3g} GiB"
+        yield f"stage {number}, {count} layers: {words}: {_ms(before + work + after)} at least; {stage.in_flight} in flight in {memory}"
+        before += stage.forward_seconds + plan.transfer_seconds
+        after += stage.backward_seconds + plan.transfer_seconds
+    yield "earlier stages wait less at both ends, so they have room for more layers; the head is in the last"
+    for moved in move_layers(plan):
+        where = f"a layer from stage {moved.source} to stage {moved.target}"
+        if moved.seconds is None:
+            yield f"{where}: does not fit in memory"
+        else:
+            yield f"{where}: about {_ms(moved.seconds)} ({100 * (moved.seconds / step - 1):+.1f} %)"
+
+
+def _costs(plan: PipelinePlan) -> list[StageCosts]:
+    return [
+        StageCosts(
+            stage.forward_seconds, stage.backward_seconds, stage.last_backward_seconds, stage.optimizer_seconds, stage.held_bytes_per_rank,
+            stage.plan.predicted.peak_memory_bytes_per_rank,
+        )
+        for stage in plan.stages
+    ]  # fmt: skip
+
+
+def _busy(cost: StageCosts) -> float:
+    return cost.forward + cost.backward
+
+
+def _scaled(cost: StageCosts, share: float) -> StageCosts:
+    return StageCosts(
+        share * cost.forward, share * cost.backward, share * cost.last_backward, share * cost.optimizer, int(share * cost.held),
+        int(share * cost.peak),
+    )  # fmt: skip
+
+
+def _added(cost: StageCosts, layer: StageCosts, times: int) -> StageCosts:
+    """A stage with a layer more or, for -1, less."""
+    return StageCosts(
+        max(cost.forward + times * layer.forward, 0.0), max(cost.backward + times * layer.backward, 0.0),
+        max(cost.last_backward + times * layer.last_backward, 0.0), max(cost.optimizer + times * layer.optimizer, 0.0),
+        max(cost.held + times * layer.held, 0), max(cost.peak + times * layer.peak, 0),
+    )  # fmt: skip
+
+
+def _time(plan: PipelinePlan, costs: Sequence[StageCosts]) -> PipelineTimes | None:
+    """The step with the best orders found for stages of these costs; None where nothing fits in memory."""
+    modes = tuple((Mode(one.forward, one.backward, 0.0, float(one.held), float(max(one.peak - one.held, 0))),) for one in costs)
+    limit = float(plan.memory_limit_bytes_per_rank)
+    problem = PipelineProblem(modes, len(modes), plan.microbatches, transfer=plan.transfer_seconds, limit=limit)
+    solution = solve_pipeline(problem, work=SOLVE_SECONDS)
+    if solution.plan is None:
+        return None
+    order = read_order([" ".join(f"{one.kind}{one.microbatch}" for one in numbered(line)) for line in solution.plan.orders])
+    stages = Stages((), tuple(Boundary(row.tensor, row.from_stage, row.to_stage) for row in plan.boundaries))
+    return time_pipeline(stages, costs, order, plan.transfer_seconds)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g} ms"
