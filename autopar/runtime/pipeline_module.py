@@ -171,11 +171,11 @@ class PipelineModule(ShardedModule):
         hint = "save with torch.distributed.checkpoint, which goes by name, and load that into the plain model"
         raise UsageError("a rank of a pipeline has the weights of its stage alone", hint)
 
-    def load_state_dict(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Takes a state dict of this stage, or of the whole model: names of other stages are passed over."""
         own = set(self.tree.state_dict())
         others = {name for name in self.plan.model_names() if name not in own} if isinstance(self.plan, PipelinePlan) else set()
-        return super().load_state_dict({name: value for name, value in state.items() if name not in others}, *args, **kwargs)
+        return super().load_state_dict({name: value for name, value in state_dict.items() if name not in others}, *args, **kwargs)
 
     def join_norms(self, tensors: Sequence[Tensor], norm_of: Callable[[Sequence[Tensor]], Tensor], norm_type: float) -> Tensor | None:
         """The norm of all stages' gradients; None where the tensors are none of this module's gradients. Collective over the stages.
