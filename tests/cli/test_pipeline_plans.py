@@ -170,7 +170,7 @@ def test_explain_says_what_a_stage_has_and_where_not(plan: Path, capsys: pytest.
     assert "stage 0 of 2, from the beginning:" in found and "stage 1 of 2, from layers." in found, "tied: in both"
     layer = autopar(capsys, "explain", plan, "layers.2.up.weight")
     assert layer.status == 0 and "stage 1 of 2" in layer.out and "stage 0" not in layer.out
-    refused(autopar(capsys, "explain", plan, "nothing"), 2, "no stage has anything called nothing", "cut explains")
+    refused(autopar(capsys, "explain", plan, "nothing"), 2, "no stage has anything called nothing")
 
 
 def test_explain_cut_prices_a_layer_more_on_each_side(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
