@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from autopar import torch_compat
@@ -299,6 +298,8 @@ def _local_map(
     device_mesh: Any, redistribute_inputs: bool, *args: Any, **kwargs: Any,
 ) -> Any:  # fmt: skip
     """A region. Gradients are those of the whole, so that no placements of them are asked for."""
+    from torch.distributed.tensor import DTensor  # for start-up time: whoever has local_map has imported it
+
     given = function, out_placements, in_placements, in_grad_placements, device_mesh, redistribute_inputs
     flat, structure = torch_compat.flatten_with_paths(args)
     leaves = [leaf for _, leaf in flat]
@@ -328,19 +329,18 @@ def _local_map(
 
 
 @cache
-def _routes() -> Mapping[Callable[..., Any], Callable[..., Any]]:
+def _collectives() -> Mapping[Callable[..., Any], Callable[..., Any]]:
     modules = torch_compat.collective_modules()
     kept = {modules[kind]: {name: partial(_kept, one) for name, one in some.items()} for kind, some in KEPT.items()}
     refused = {modules[kind]: dict.fromkeys(names, _refused) for kind, names in REFUSED.items()}
     asked = {modules["writing"]: {"get_world_size": _world_size}}
-    found = {
+    return {
         getattr(module, name): route
         for table in (kept, refused, asked)
         for module, some in table.items()
         for name, route in some.items()
         if hasattr(module, name)
     }
-    return {**found, torch_compat.local_map_function(): _local_map}
 
 
 @contextmanager
@@ -350,8 +350,11 @@ def on_one_device() -> Iterator[None]:
     In the regions, collectives are what they are between ranks. Elsewhere they are refused where their group is one of
     ``autopar.axis_mesh``, which has no ranks.
     """
-    with torch_compat.rerouted(_routes()):
+    region = torch_compat.local_map_function()
+    with torch_compat.rerouted({**_collectives(), **({} if region is None else {region: _local_map})}):
         yield
+    if region is None and torch_compat.local_map_function() is not None:
+        raise CaptureError("the model imports local_map while it runs", "import it at the top of the file")
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
 from autopar import torch_compat
 from autopar.errors import CaptureError
@@ -29,6 +28,14 @@ from autopar.sharding import AxisLayout
 
 _REDUCED: Mapping[str, Callable[..., Tensor]] = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.amin}
 """By the reduction of a ``Partial`` what makes the whole of all ranks' values."""
+
+
+def kind_of(placement: Any) -> str:
+    """``Shard``, ``Replicate`` or ``Partial``; empty for what is none of these, such as shards that are strided."""
+    from torch.distributed.tensor import placement_types  # for start-up time: whoever has a placement has imported it
+
+    kinds = placement_types.Shard, placement_types.Replicate, placement_types.Partial
+    return next((kind.__name__ for kind in kinds if type(placement) is kind), "")
 
 
 @dataclass(frozen=True)
@@ -89,12 +96,12 @@ class Region:
         Raises:
             CaptureError: a placement that gives ranks no equal parts.
         """
-        chosen = [Replicate()] * len(self.names) if placements is None else self._one_an_axis(placements, "in_placements")
+        chosen = [None] * len(self.names) if placements is None else self._one_an_axis(placements, "in_placements")
         split: dict[int, list[int]] = {}
         for axis, placement in enumerate(chosen):
-            if type(placement) is Shard:
+            if kind_of(placement) == "Shard":
                 split.setdefault(placement.dim % max(1, whole.dim()), []).append(axis)
-            elif type(placement) is not Replicate:
+            elif placement is not None and kind_of(placement) != "Replicate":
                 hint = "give Shard or Replicate: what comes into a region is a whole tensor"
                 raise CaptureError(f"local_map with the in_placements {placement}", hint)
         shape, place = list[int](), dict[int, int]()
@@ -123,7 +130,7 @@ class Region:
             CaptureError: ranks have made different values of what is said to be equal.
         """
         chosen = self._one_an_axis(placements, "out_placements")
-        kept = [axis for axis, placement in enumerate(chosen) if type(placement) is not Replicate]
+        kept = [axis for axis, placement in enumerate(chosen) if kind_of(placement) != "Replicate"]
         whole, axes = self.across(part, kept)
         differing = [axis for axis in axes if axis not in kept]
         if differing:
@@ -135,11 +142,11 @@ class Region:
         split: dict[int, list[int]] = {}
         for place, axis in reversed(list(enumerate(axes))):
             placement = chosen[axis]
-            if isinstance(placement, Partial):
+            if kind_of(placement) == "Partial":
                 if placement.reduce_op not in _REDUCED:
                     raise CaptureError(f"local_map with the out_placements {placement}", f"reduce by {', '.join(_REDUCED)}")
                 whole = _REDUCED[placement.reduce_op](whole, place)
-            elif type(placement) is Shard:
+            elif kind_of(placement) == "Shard":
                 split.setdefault(placement.dim % max(1, part.dim()), []).insert(0, axis)
             else:
                 raise CaptureError(f"local_map with the out_placements {placement}", "give Shard, Replicate or Partial")
@@ -204,4 +211,4 @@ def run_region(
 
 def _is_placements(given: tuple[Any, ...]) -> bool:
     """Whether it is the placements of one result, not a tuple of those of several."""
-    return bool(given) and all(isinstance(item, (Shard, Replicate, Partial)) for item in given)
+    return bool(given) and all(map(kind_of, given))

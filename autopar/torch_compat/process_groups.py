@@ -157,12 +157,11 @@ def collective_modules() -> dict[str, Any]:
     }
 
 
-def local_map_function() -> Callable[..., Any]:
+def local_map_function() -> Callable[..., Any] | None:
     """What ``local_map`` makes a function of: ``(function, out_placements, in_placements, in_grad_placements, device_mesh,
-    redistribute_inputs, *args, **kwargs)``."""
-    from torch.distributed.tensor.experimental import _func_map
-
-    return _func_map._local_map_wrapped
+    redistribute_inputs, *args, **kwargs)``. None as long as nobody has imported ``local_map``, which takes a while."""
+    module = sys.modules.get("torch.distributed.tensor.experimental._func_map")
+    return None if module is None else module._local_map_wrapped
 
 
 def functional_collectives() -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -313,6 +315,22 @@ def test_groups_that_are_no_part_of_the_mesh_are_refused(four_ranks: Any) -> Non
     assert "a collective over the axis 'dp' in a region over tp=2" in message_of(four_ranks["dp"], four_ranks["tp"])
     assert "a collective over the ranks 1, 2 in a region over tp=2, whose axes have no ranks" in message_of(own, TP)
     assert "a float in place of a process group" in message_of(1.5)
+
+
+def test_local_map_is_known_before_the_model_runs() -> None:
+    """Imported by the model's own code, it would run on whole tensors."""
+    script = """
+import sys, torch, autopar
+with autopar.on_one_device():
+    assert "torch.distributed.tensor" not in sys.modules, "planning starts without DTensor"
+try:
+    with autopar.on_one_device():
+        import torch.distributed.tensor.experimental
+except autopar.AutoparError as error:
+    print(error)
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.startswith("the model imports local_map while it runs\nhint: import it at the top of the file"), found.stderr
 
 
 def test_collectives_outside_of_regions_are_refused() -> None:
