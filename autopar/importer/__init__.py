@@ -30,6 +30,7 @@ groups             equal layers
 buffer_in_place    what a call changes of a buffer, changed where it lies
 dense_gradients    gradients that are views of less memory than their size, copied
 microbatches       the call of one microbatch, and what their losses add up to
+fixed_sizes        code with sizes that are known, in place of operators whose sizes depend on values
 diagnosis          errors at the user's line
 hidden_state       what forward keeps for its next call in attributes that are no buffers
 iota_index         indices that count the rows of a dim
