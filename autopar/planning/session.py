@@ -198,11 +198,12 @@ class PlanSession:
         return found
 
     def _found(self, graph: Graph, number: int, memory_limit: int, candidate: MeshCandidate, allowance: Allowance) -> SearchResult:
-        from autopar.search import Shared, find_plan  # for start-up time: imports the solvers
+        from autopar.search import Shared, find_plan, find_plan_with_host  # for start-up time: imports the solvers
 
         options = self.options
+        find = find_plan if options.offload == "off" else find_plan_with_host
         with user_errors():
-            found = find_plan(
+            found = find(
                 graph,
                 candidate.machine,
                 memory_bytes=memory_limit,
