@@ -124,7 +124,7 @@ def test_only_copies_back_read_what_lies_on_the_host() -> None:
     schedule = check_legal(moved(), "the test")
     ended = next(item for item in schedule.instructions if item.kind == "wait" and schedule.collectives[item.of].kind == "to_host")
     after = next(item for item in schedule.instructions[ended.id :] if item.kind == "run" and item.reads)
-    with pytest.raises(ScheduleError, match="reads .*@host, which lies on the host"):
+    with pytest.raises(ScheduleError, match=r"reads .*@host, which lies on the host"):
         check_legal(_changed(schedule, after.id, reads=(ended.of, *after.reads[1:])), "the test")
 
 
