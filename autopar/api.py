@@ -93,6 +93,7 @@ def plan(
     inputs: Inputs = "global",
     cost_model: str = "roofline",
     recompute: str = "auto",
+    offload: str = "off",
     microbatches: int | str = 1,
     execute: Execution | None = None,
     effort: Effort = DEFAULT_EFFORT,
@@ -118,6 +119,8 @@ def plan(
             all inputs that have the batch is split alike, over the axes that are best. An input has it where its dim 0 is the first's.
         cost_model: ``roofline``, or ``communication`` for collectives alone.
         recompute: ``auto``: operators may be recomputed in backward where memory is short; ``off``: never.
+        offload: ``auto``: values of forward may lie on the host until backward reads them, where memory is short, by ``[links.host]`` of
+            the hardware file; ``off``: never.
         microbatches: number of equal parts of the batch, whose gradients are summed; ``auto`` tries powers of two as long as memory is
             short or they help. A Graph has its own number.
         execute: ``eager``, ``graph``, ``compiled`` or ``cuda_graph``: the program is priced with the host that issues its kernels
@@ -136,7 +139,8 @@ def plan(
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=mode, compute_dtype=compute_dtype,
         optimizer=optimizer, pins=check_pins(constraints), inputs=inputs, cost_model=cost_model, recompute=recompute,
-        microbatches=microbatches, execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
+        offload=offload, microbatches=microbatches, execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress,
+        name=target,
     )  # fmt: skip
     refuse_stages(options.mesh, "call autopar.plan_pipeline, which plans stages, or name the axis otherwise")
     memory_limit = read_memory_limit(memory, options.hardware)

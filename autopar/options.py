@@ -27,6 +27,9 @@ DEFAULT_HARDWARE = "h100-sxm"
 RECOMPUTE = ("auto", "off")
 """Whether operators may run a second time in backward."""
 
+OFFLOAD = ("auto", "off")
+"""Whether values of forward may lie on the host until backward."""
+
 Mode = Literal["train", "inference"]
 """``train``: forward, backward and optimizer; ``inference``: the forward alone."""
 
@@ -72,6 +75,7 @@ class PlanOptions:
     inputs: Inputs = "global"
     cost_model: str = "roofline"
     recompute: str = "auto"
+    offload: str = "off"
     microbatches: int | str = 1
     order: str = "auto"
     execute: Execution | None = None
@@ -89,6 +93,7 @@ class PlanOptions:
         check_one_of("cost model", self.cost_model, tuple(COST_MODELS))
         check_one_of("way to recompute", self.recompute, RECOMPUTE)
         check_order(self.order)
+        check_offload(self.offload, self.hardware, self.cost_model, self.execute)
         check_execution(self.execute, self.hardware, self.cost_model)
         with user_errors():
             find_optimizer(self.optimizer)
@@ -134,6 +139,22 @@ def check_execution(execute: Execution | None, hardware: Hardware, cost_model: s
     if execute not in dict(hardware.issue_seconds):
         hint = "add it to the hardware file under [host], or measure it with autopar profile"
         raise UsageError(f"{hardware.name} does not say what the host takes to issue a kernel in {execute!r} execution", hint)
+
+
+def check_offload(offload: str, hardware: Hardware, cost_model: str, execute: Execution | None = None) -> None:
+    """Whether values can be moved to the host. Raises UsageError."""
+    check_one_of("way to offload", offload, OFFLOAD)
+    if offload == "off":
+        return
+    if cost_model == "communication":
+        hint = "drop offload, or use the roofline model"
+        raise UsageError("the communication model counts collectives alone, and no copies to the host", hint)
+    if execute not in (None, "eager"):
+        raise UsageError(f"programs in {execute!r} execution make no copies to the host so far", "drop offload, or execute='eager'")
+    if not hardware.offloadable_bytes:
+        lacks = "links.host" if hardware.host is None else "host.memory_bytes"
+        hint = "add [links.host] with latency_seconds and bandwidth, and memory_bytes under [host], to the hardware file"
+        raise UsageError(f"{hardware.name} does not say what offloading to the host costs: it has no {lacks}", hint)
 
 
 def resolve_hardware(hardware: str | os.PathLike[str] | Hardware | None) -> Hardware:

@@ -43,6 +43,7 @@ from autopar.rows import (
     ReshardPlan,
     Row,
     SearchRecord,
+    TransferPlan,
 )
 from autopar.sharding import ShardingSpec
 from autopar.unread import MARK, Unread, cut, holding
@@ -82,6 +83,7 @@ class Plan(Row):
     ops: tuple[OpPlan, ...]
     reshards: tuple[ReshardPlan, ...]
     collectives: tuple[CollectivePlan, ...]
+    transfers: tuple[TransferPlan, ...] | None = None
     limits: LimitsPlan
     schedule: tuple[InstructionPlan, ...]
 
@@ -106,6 +108,11 @@ class Plan(Row):
     def sizes(self) -> tuple[int, ...]:
         """Sizes of the mesh axes, in order."""
         return tuple(self.mesh.values())
+
+    @property
+    def copies(self) -> tuple[TransferPlan, ...]:
+        """The copies to the host and back, in execution order; none of a plan that offloads nothing."""
+        return self.transfers or ()
 
     @property
     def captured(self) -> tuple[OpPlan, ...]:
@@ -191,6 +198,8 @@ class Plan(Row):
             for node, size in parts:
                 made.nodes[node]["seconds"] += call.seconds * (size / total_bytes if total_bytes else 1 / len(parts))
                 made.nodes[node]["bytes"] += size
+        for copy in self.copies:
+            made.nodes[copy.value].update(seconds=copy.seconds, bytes=copy.bytes)
         for node, tensor, value, spec in reads:
             shape, dtype = shapes[tensor]
             local = ShardingSpec.parse(spec).local_shape(shape, self.sizes)
@@ -302,7 +311,7 @@ _TABLES: dict[str, type[Row]] = {"ops": OpPlan, "reshards": ReshardPlan, "collec
 """The long ones, which may be read when they are asked for."""
 _BY_ROW = (
     "baselines", "inputs", "outputs", "parameters", "buffers", "constants", "tangents",
-    "gradients", "buffer_updates", "ops", "reshards", "collectives", "schedule",
+    "gradients", "buffer_updates", "ops", "reshards", "collectives", "transfers", "schedule",
 )  # fmt: skip
 
 

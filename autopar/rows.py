@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_serializer, model_validator
 
 from autopar.cost_models import COST_MODELS, Execution
-from autopar.cost_models.collectives import KindName
+from autopar.cost_models.collectives import KindName, TransferName
 from autopar.effort import Effort
 from autopar.errors import SpecError
 from autopar.sharding import Blocks, ShardingSpec
@@ -173,7 +173,8 @@ class MemoryParts(Row):
 class Predicted(Row):
     """Seconds of one step and bytes of one rank.
 
-    ``step_seconds`` is the simulated time of the schedule with the optimizer's step, ``sequential_seconds`` the sum in sequence.
+    ``step_seconds`` is the simulated time of the schedule with the optimizer's step, ``sequential_seconds`` the sum in sequence, without
+    copies to the host and back. ``peak_host_bytes_per_rank``: most bytes of a rank on its host at one time.
     """
 
     compute_seconds: Seconds
@@ -184,6 +185,7 @@ class Predicted(Row):
     received_bytes_per_rank: Count
     peak_memory_bytes_per_rank: Count
     memory: MemoryParts
+    peak_host_bytes_per_rank: Count | None = None
 
 
 class BaselinePlan(Row):
@@ -278,6 +280,7 @@ class ReshardPlan(Row):
     """A tensor in a further spec, made once from ``source``; ``before`` is who reads it first.
 
     Its steps follow from the specs. The value after step n, counted from 1, is ``VALUE#n``, after the last step ``VALUE``.
+    ``on_host``: it is a copy in the memory of the rank's host; what is made of such a copy is copied back from there.
     """
 
     value: str
@@ -287,6 +290,24 @@ class ReshardPlan(Row):
     to_spec: SpecText = Field(alias="to")
     phase: PhaseName
     before: str
+    on_host: bool | None = None
+
+
+class TransferPlan(Row):
+    """A copy of a rank's own part to its host or back, in execution order; ``bytes`` and ``seconds`` are those of one, made ``times``.
+
+    ``id`` is what instructions call it, ``value`` the reshard that it makes.
+    """
+
+    id: str
+    kind: TransferName
+    phase: PhaseName
+    times: Annotated[int, Field(ge=1)] = 1
+    tensor: str
+    value: str
+    before: str
+    bytes: Count
+    seconds: Seconds
 
 
 class PartPlan(Row):

@@ -16,6 +16,8 @@ Bytes = float
 Seconds = float
 KindName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"]
 """What plans and hardware files call a kind."""
+TransferName = Literal["to_host", "from_host"]
+"""What plans call a copy between a device and its host."""
 Role = Literal["gather", "reduce", "rearrange"]
 
 
@@ -108,6 +110,14 @@ MASK = CollectiveKind("mask", lambda n: 0.0)
 
 STEP_KINDS: Mapping[str, CollectiveKind] = {SLICE.name: SLICE, MASK.name: MASK, **KINDS}
 """What a step of a reshard may be."""
+
+TO_HOST, FROM_HOST = CollectiveKind("to_host", lambda n: 0.0), CollectiveKind("from_host", lambda n: 0.0)
+"""A rank copies its own part to the memory of its host, and back. No other rank takes part."""
+TRANSFERS: Mapping[str, CollectiveKind] = {kind.name: kind for kind in (TO_HOST, FROM_HOST)}
+"""The copies between a device and its host, by name. Each has a stream of this name: copies of both ways run side by side."""
+
+CALLS: Mapping[str, CollectiveKind] = {**KINDS, **TRANSFERS}
+"""What is started and waited for beside operators."""
 
 
 def seconds(kind: str, full: Bytes, group: Group) -> Seconds:

@@ -19,11 +19,12 @@ from pydantic import ValidationError
 from .efficiency import Efficiency, Residual
 from .errors import HardwareFileError, UnknownHardwareError
 from .hardware_file import PEAK_DTYPES, EfficiencyEntry, HardwareFile, LinkEntry, ResidualEntry
-from .links import Link
+from .links import Figures, Link
 
 LIKELY: Mapping[str, tuple[float, float, str]] = {
     "memory_bytes": (1e6, 1e14, "bytes"), "memory_bandwidth": (1e8, 1e15, "bytes/s"), "kernel_launch_seconds": (0.0, 0.1, "seconds"),
     "peak_flops": (1e8, 1e18, "operations a second"), "latency_seconds": (0.0, 0.1, "seconds"), "bandwidth": (1e5, 1e15, "bytes/s"),
+    "host_memory_bytes": (1e6, 1e15, "bytes"),
 }  # fmt: skip
 """Least and largest plausible value, and the unit. A figure far outside was given in GB, TFLOPS or microseconds."""
 
@@ -52,6 +53,8 @@ class Hardware:
         residuals: ``(fit, residual)`` pairs of what ``profile`` measured; no price depends on them.
         issue_seconds: ``(way of execution, seconds)`` pairs: what a kernel costs the process that issues it.
         reserved_bytes: of a device's memory, for what no plan counts: the CUDA context, NCCL's buffers, gaps between blocks.
+        host: between a device and the memory of its host, each way; None where nothing is offloaded.
+        host_memory_bytes: of a node's memory, for what its ranks offload; they share it equally. 0 where nothing is offloaded.
     """
 
     name: str
@@ -69,6 +72,13 @@ class Hardware:
     residuals: tuple[tuple[str, Residual], ...] = ()
     issue_seconds: tuple[tuple[str, float], ...] = ()
     reserved_bytes: float = 0.0
+    host: Figures | None = None
+    host_memory_bytes: float = 0.0
+
+    @property
+    def offloadable_bytes(self) -> int:
+        """Bytes of its host's memory that a rank may fill; 0 where the file does not say what a copy there costs."""
+        return int(self.host_memory_bytes / self.devices_per_node) if self.host is not None else 0
 
     @property
     def usable_bytes(self) -> int:
@@ -108,11 +118,13 @@ class Hardware:
         >>> replace(load_hardware("h100-sxm"), memory_bandwidth=3.35).unlikely()
         ('memory_bandwidth = 3.35 bytes/s',)
         """
-        links = {"links.node": self.node, "links.network": self.network, **{f"axes.{name}": link for name, link in self.axes}}
+        links: dict[str, Figures] = {"links.node": self.node, "links.network": self.network}
+        links |= {f"axes.{name}": link for name, link in self.axes} | ({} if self.host is None else {"links.host": self.host})
         figures = [
             *((name, name, getattr(self, name)) for name in ("memory_bytes", "memory_bandwidth", "kernel_launch_seconds")),
             *((f"peak_flops.{dtype}", "peak_flops", peak) for dtype, peak in self.peak_flops),
             *((f"{place}.{name}", name, getattr(link, name)) for place, link in links.items() for name in ("latency_seconds", "bandwidth")),
+            *([("host.memory_bytes", "host_memory_bytes", self.host_memory_bytes)] if self.host_memory_bytes else []),
         ]
         return tuple(
             f"{name} = {value:g} {LIKELY[kind][2]}" for name, kind, value in figures if not LIKELY[kind][0] <= value <= LIKELY[kind][1]
@@ -141,8 +153,12 @@ class Hardware:
             data["overlap_slowdown"] = self.overlap_slowdown
         if not self.launch_overlaps:
             data["launch_overlaps"] = False
+        if self.host is not None:
+            data["links"]["host"] = {"latency_seconds": self.host.latency_seconds, "bandwidth": self.host.bandwidth}
         if self.issue_seconds:
             data["host"] = {"issue_seconds": dict(self.issue_seconds)}
+        if self.host_memory_bytes:
+            data["host"] = {**data.get("host", {}), "memory_bytes": self.host_memory_bytes}
         if self.efficiencies:
             data["efficiency"] = {name: EfficiencyEntry.content(item) for name, item in self.efficiencies}
         if self.residuals:
@@ -189,6 +205,8 @@ class Hardware:
             file.measured,
             tuple(file.host.issue_seconds.items()),
             file.reserved_bytes,
+            None if file.links.host is None else Figures(file.links.host.latency_seconds, file.links.host.bandwidth),
+            file.host.memory_bytes or 0.0,
         )
 
 

@@ -79,11 +79,19 @@ class LinkEntry(_OfKinds):
         return found | {kind: KindEntry.content(figures) for kind, figures in link.kinds}
 
 
+class HostLinkEntry(_Table):
+    """``[links.host]``: between a device and the memory of its host, each way."""
+
+    latency_seconds: NotNegative
+    bandwidth: Positive
+
+
 class LinksEntry(_Table):
     """``[links]``."""
 
     node: LinkEntry
     network: LinkEntry
+    host: HostLinkEntry | None = None
 
 
 class EfficiencyEntry(_Table):
@@ -115,9 +123,10 @@ class ResidualEntry(_Table):
 
 
 class HostEntry(_Table):
-    """``[host]``: seconds that the process takes to issue a kernel, by way of execution."""
+    """``[host]``: seconds that the process takes to issue a kernel, by way of execution; bytes of a node's memory for offloaded values."""
 
     issue_seconds: dict[Execution, NotNegative] = {}
+    memory_bytes: Bytes | None = None
 
 
 class HardwareFile(_Table):

@@ -120,8 +120,20 @@ class Machine:
         group = self.group(axes, kind)
         return collectives.seconds(kind, full_bytes, group) if group.size > 1 else 0.0
 
+    def transfer_seconds(self, transferred: float) -> float:
+        """Seconds of copying so many bytes between a device and its host, either way. The hardware has a host link."""
+        host = self.hardware.host
+        assert host is not None
+        return host.latency_seconds + transferred / host.bandwidth
+
+    def call_streams(self, kind: str, axes: Sequence[SubAxis]) -> tuple[str, ...]:
+        """The streams that a call of ``kind`` holds: the links of its group, or that of a transfer."""
+        return (kind,) if kind in collectives.TRANSFERS else self.links(axes)
+
     def latency_seconds(self, kind: str, axes: Sequence[SubAxis]) -> float:
-        """The part of a collective's price that is paid once a call, however many tensors share it; 0 in a group of one rank."""
+        """The part of a call's price that is paid once, however many tensors share it; 0 in a group of one rank."""
+        if kind in collectives.TRANSFERS and self.hardware.host is not None:
+            return self.hardware.host.latency_seconds
         return self.group(axes, kind).latency if kind in collectives.KINDS else 0.0
 
     def received_bytes(self, kind: str, full_bytes: float, size: int) -> float:

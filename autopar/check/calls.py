@@ -11,7 +11,7 @@ from autopar.check.legs import Call, Leg
 from autopar.check.walk import Walk
 from autopar.graph import Op
 from autopar.reshard import Step
-from autopar.rows import CollectivePlan, PartPlan
+from autopar.rows import CollectivePlan, PartPlan, TransferPlan
 from autopar.sharding import InnerCollective
 
 IN_BUCKETS = ("all_reduce", "all_gather", "reduce_scatter")
@@ -47,9 +47,13 @@ def calls(walk: Walk, found: dict[str, Call]) -> Iterator[Difference]:
         if len(chosen) == len(row.members):
             call = Call(row, tuple(chosen), tuple(leg.step for leg in chosen if leg.step is not None), row.id in in_place)
             found[row.id] = call
-            yield from _same_call(walk, where, call)
+            yield from _same_call(walk, where, row, call)
+    for index, copy in enumerate(walk.plan.copies):
+        yield from _copied(walk, f"transfers[{index}]", copy, legs.get((copy.value, 0)), found, moved)
     for (value, number), leg in legs.items():
-        if (value, number) not in moved and leg.step is not None:
+        if leg.is_transfer and (value, number) not in moved:
+            yield Difference("transfers", f"missing: the copy that makes {value}")
+        elif (value, number) not in moved and leg.step is not None:
             yield Difference("collectives", f"missing: step {number} of the reshard {value}, {_step(walk, leg.step)}")
     for op in walk.ops:
         yield from _inside(walk, op, inside.pop(op.name, []))
@@ -57,11 +61,33 @@ def calls(walk: Walk, found: dict[str, Call]) -> Iterator[Difference]:
         yield Difference(rows[0][0], f"it is inside the operator {rows[0][1].before}, which the plan does not have")
 
 
+def _copied(
+    walk: Walk, where: str, row: TransferPlan, leg: Leg | None, found: dict[str, Call], moved: dict[tuple[str, int], str]
+) -> Iterator[Difference]:  # fmt: skip
+    """Takes a copy to the host or back into ``found``; says what is wrong with its row."""
+    if leg is None or leg.step is None or not leg.is_transfer:
+        yield Difference(where, f"no reshard of this plan copies {row.value} to the host or back")
+        return
+    if row.id in found or (row.value, 0) in moved:
+        yield Difference(where, f"{row.value} is copied twice, or by the name of another call, {row.id}")
+    moved[row.value, 0] = where
+    found[row.id] = Call(row, (leg,), (leg.step,))
+    for key, given, right in (
+        ("kind", row.kind, leg.step.kind), ("tensor", row.tensor, leg.row.tensor), ("before", row.before, leg.row.before),
+        ("phase", row.phase, leg.row.phase),
+    ):  # fmt: skip
+        if given != right:
+            yield Difference(f"{where}.{key}", f"{given!r} in the plan, {right!r} recomputed")
+    yield from count(f"{where}.times", row.times, walk.plan.microbatches)
+    yield from count(f"{where}.bytes", row.bytes, round(leg.step.full_bytes))
+    yield from seconds(f"{where}.seconds", row.seconds, leg.step.seconds)
+
+
 def in_order(walk: Walk, found: dict[str, Call]) -> Iterator[Difference]:
     """The rows stand in the order of the schedule."""
     wanted: list[str] = []
     for item in walk.plan.schedule:
-        if item.kind == "start" and item.of in found:
+        if item.kind == "start" and item.of in found and not found[item.of].is_transfer:
             wanted.append(item.of)
         elif item.kind == "run" and item.of in walk.strategies:
             wanted += [f"inside {item.of}"] * len(walk.strategies[item.of].inner)
@@ -69,7 +95,12 @@ def in_order(walk: Walk, found: dict[str, Call]) -> Iterator[Difference]:
     for index, (name, right) in enumerate(zip(listed, wanted, strict=False)):
         if name != right:
             yield Difference(f"collectives[{index}]", f"it is {name}; by the schedule {right} comes here", runs=True)
-            return
+            break
+    copies = [item.of for item in walk.plan.schedule if item.kind == "start" and item.of in found and found[item.of].is_transfer]
+    for index, (row, right) in enumerate(zip(walk.plan.copies, copies, strict=False)):
+        if row.id != right:
+            yield Difference(f"transfers[{index}]", f"it is {row.id}; by the schedule {right} comes here", runs=True)
+            break
 
 
 def _same_part(where: str, part: PartPlan, leg: Leg, several: bool) -> Iterator[Difference]:
@@ -84,8 +115,8 @@ def _same_part(where: str, part: PartPlan, leg: Leg, several: bool) -> Iterator[
             yield Difference(f"{where}.{key}", f"{given!r} for {part.value} in the plan, {right!r} recomputed", runs=key == "bytes")
 
 
-def _same_call(walk: Walk, where: str, call: Call) -> Iterator[Difference]:
-    row, first = call.row, call.first
+def _same_call(walk: Walk, where: str, row: CollectivePlan, call: Call) -> Iterator[Difference]:
+    first = call.first
     for leg, step in zip(call.legs, call.steps, strict=True):
         if (step.kind, _axes(walk, step)) != (row.kind, row.axes):
             yield Difference(where, f"{row.kind} over {','.join(row.axes)} in the plan; {leg.row.value} needs {_step(walk, step)}")

@@ -3,7 +3,8 @@
 For each instruction the earlier ones are looked up that hold it back: the last operator or wait, the last holder of each of its links, the
 calls that bring what it reads (where launches do not overlap with work, everything after a start is held back by these too). A late wait
 is not held back by its call. It begins when the last of these has ended, and the host has issued it. Operators beside busy links are
-slower: the time that an operator, or a wait's copies, shares with any call is counted at the reduced speed.
+slower, but not beside copies to the host and back: the time that an operator, or a wait's copies, shares with any collective is counted at
+the reduced speed.
 
 The host issues kernels and calls in the order of the list, each in the same time. The last of an operator's kernels takes its part of the
 operator's seconds after it is issued, and a collective begins after its copies are issued. The host waits for the
@@ -18,6 +19,8 @@ from collections.abc import Sequence
 from autopar.rows import InstructionPlan
 
 COMPUTE = "compute"
+BESIDE = frozenset({"to_host", "from_host"})
+"""The streams whose copies leave operators their speed."""
 
 
 def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = True, issue: float = 0.0) -> float:
@@ -62,7 +65,7 @@ def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = 
             gate = place
         if row.kind == "start" or links:
             holder.update(dict.fromkeys(links, place))
-            busy = [span for span in busy if span[1] > ends.get(gate, 0.0)] + [(begin, ends[place])] * bool(links)
+            busy = [span for span in busy if span[1] > ends.get(gate, 0.0)] + [(begin, ends[place])] * (not BESIDE.issuperset(links))
     return max(ends.values(), default=0.0)
 
 

@@ -11,6 +11,8 @@ all_gather         as reduce_scatter, but for the dim      the target is it; in 
                                                            joined is not the first, targets are copied from it
 all_to_all         as reduce_scatter                       as all_gather
 permute            copy of the source, if it repeats       the target is it
+to_host            none                                    the target, which lies on the host
+from_host          none, the source lies on the host       the target is it
 =================  ======================================  ============================================================
 
 Sources that are not copied stay until the wait, and so do buffers that are not the targets'. Where a reshard cuts, joins or trades a dim
@@ -26,8 +28,9 @@ from functools import cached_property
 
 from autopar.check.parts import largest, travelling
 from autopar.cost_models import Machine
+from autopar.cost_models.collectives import TRANSFERS
 from autopar.reshard import Step
-from autopar.rows import CollectivePlan, ReshardPlan
+from autopar.rows import CollectivePlan, ReshardPlan, TransferPlan
 from autopar.sharding import ShardingSpec
 
 
@@ -60,14 +63,18 @@ class Leg:
         return self.step is not None and self.step.is_collective
 
     @property
+    def is_transfer(self) -> bool:
+        return self.step is not None and self.step.kind in TRANSFERS
+
+    @property
     def given(self) -> int:
-        """Bytes of the source."""
-        return math.prod(self.before) * self.itemsize
+        """Bytes of the source on the device."""
+        return 0 if self.step is not None and self.step.kind == "from_host" else math.prod(self.before) * self.itemsize
 
     @property
     def taken(self) -> int:
-        """Bytes of the target."""
-        return math.prod(self.after) * self.itemsize
+        """Bytes of the target on the device."""
+        return 0 if self.step is not None and self.step.kind == "to_host" else math.prod(self.after) * self.itemsize
 
     @property
     def packed(self) -> int:
@@ -89,13 +96,13 @@ class Leg:
 
 @dataclass(frozen=True)
 class Call:
-    """A collective of the plan with the legs it consists of.
+    """A collective of the plan, or a copy to the host or back, with the legs it consists of.
 
     Args:
         in_place: it says that it writes over its source.
     """
 
-    row: CollectivePlan
+    row: CollectivePlan | TransferPlan
     legs: tuple[Leg, ...]
     steps: tuple[Step, ...]
     in_place: bool = False
@@ -103,6 +110,10 @@ class Call:
     @property
     def first(self) -> Step:
         return self.steps[0]
+
+    @property
+    def is_transfer(self) -> bool:
+        return self.legs[0].is_transfer
 
     @cached_property
     def copies_in(self) -> bool:
@@ -209,6 +220,13 @@ def legs(
             yield Leg(row, number, step, source, target, shape, sent, came, after, filled, itemsize, dtype, again)
             shape = sent = came
             source, number = target, number + 1
+
+
+def transfer(row: ReshardPlan, shape: tuple[int, ...], itemsize: int, dtype: str, machine: Machine) -> Leg:
+    """The copy of a rank's part, of a value of ``shape`` there, that a row on the host is, or one that is made of such a row."""
+    copied = math.prod(shape) * itemsize
+    step = Step("to_host" if row.on_host else "from_host", (), (), full_bytes=copied, seconds=machine.transfer_seconds(copied))
+    return Leg(row, 0, step, row.source, row.value, shape, shape, shape, shape, False, itemsize, dtype)
 
 
 def _moved(shape: tuple[int, ...], step: Step) -> tuple[int, ...]:

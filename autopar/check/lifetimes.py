@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from autopar.check.order import Order
 from autopar.rules import is_alias
@@ -77,6 +78,17 @@ class Lifetimes:
             "parameters": sum(self.size[storage] for storage in resting), "gradients": best[1], "activations": best[0],
             "temporaries": best[2],
         }  # fmt: skip
+
+    def host_peak(self) -> int:
+        """Most bytes on the host at one time: a value is there from the start of its copy to its free."""
+        order, changes = self.order, dict[int, int]()
+        for value in order.walk.hosted:
+            size = order.walk.local_bytes(value)
+            begin, end = order.coming[value], order.going.get(value, len(order.rows))
+            changes[begin] = changes.get(begin, 0) + size
+            changes[end] = changes.get(end, 0) - size
+        held = [0, *accumulate(changes[place] for place in sorted(changes))]
+        return max(held)
 
     def _from_its_start(self, value: str) -> bool:
         """Whether a call's target is there from its start on: it lies in the call's own buffer, or is its source, which may be arriving."""

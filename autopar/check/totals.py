@@ -41,7 +41,7 @@ def _instructions(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
             stream = "+".join([COMPUTE, *sorted({link for group in axes for link in machine.links(group)})])
         elif row.kind == "start":
             call = order.calls[row.of]
-            price, stream = call.seconds(machine), "+".join(machine.links(call.first.axes))
+            price, stream = call.seconds(machine), "+".join(machine.call_streams(call.first.kind, call.first.axes))
         elif row.kind == "wait":
             call = order.calls[row.of]
             price = _copies(call, machine)
@@ -100,7 +100,7 @@ def _predicted(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
     compute = times * math.fsum((*walk.seconds.values(), *(_adding(walk, value) for value in walk.sums.values())))
     communication = math.fsum(
         (times - order.rows[order.starts[name]].microbatch) * (call.seconds(machine) + _copies(call, machine))
-        for name, call in order.calls.items()
+        for name, call in order.calls.items() if not call.is_transfer
     )
     communication += times * math.fsum(_inside(walk, op.name) for op in walk.ops)
     optimizer = math.fsum(
@@ -127,6 +127,10 @@ def _predicted(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
         yield from count(f"{where}.memory.{part}", getattr(predicted.memory, part), size)
     where, peak = f"{where}.peak_memory_bytes_per_rank", sum(memory.values())
     yield from count(where, predicted.peak_memory_bytes_per_rank, peak)
+    hosted, room = lifetimes.host_peak(), machine.hardware.offloadable_bytes
+    yield from count("predicted.peak_host_bytes_per_rank", predicted.peak_host_bytes_per_rank or 0, hosted)
+    if hosted > room:
+        yield Difference("predicted.peak_host_bytes_per_rank", f"{hosted} is over a rank's part of host.memory_bytes, {room}", runs=True)
     if peak > plan.memory_limit_bytes_per_rank:
         yield Difference(where, f"{peak} is over the limit of {plan.memory_limit_bytes_per_rank}", runs=True)
 

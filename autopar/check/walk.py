@@ -13,7 +13,7 @@ from functools import cached_property
 
 from autopar.check.blocks import in_graph, misfit
 from autopar.check.differences import Difference, count, seconds
-from autopar.check.legs import Ends, Leg, legs
+from autopar.check.legs import Ends, Leg, legs, transfer
 from autopar.check.parts import halfway, illegal, largest
 from autopar.check.repeating import Repeating
 from autopar.cost_models import Machine, Operator
@@ -52,6 +52,7 @@ class Walk:
         seconds: of each operator without the collectives inside it, by name.
         legs: the steps of each reshard, by its value.
         sums: what is added to each sum over microbatches.
+        hosted: the values that lie on the host.
         broken: the wiring cannot be followed, so that cost and memory cannot be recomputed.
     """
 
@@ -66,6 +67,7 @@ class Walk:
     seconds: dict[str, float] = field(default_factory=dict)
     legs: dict[str, tuple[Leg, ...]] = field(default_factory=dict)
     sums: dict[str, str] = field(default_factory=dict)
+    hosted: set[str] = field(default_factory=set)
     broken: bool = False
     _rules: dict[object, dict[object, Strategy]] = field(default_factory=dict)
     _waiting: dict[str, ReshardPlan] = field(default_factory=dict)
@@ -225,6 +227,9 @@ class Walk:
         if self.tensor_of[value] != entry.tensor:
             self.broken = True
             yield Difference(where, f"reads {value}, which is a layout of {self.tensor_of[value]}, as {entry.tensor}")
+        if value in self.hosted:
+            self.broken = True
+            yield Difference(where, f"reads {value}, which lies on the host")
         if self.specs[value] != ShardingSpec.parse(entry.spec):
             yield Difference(where, f"{value} has the spec {str(self.specs[value])!r}, it is read as {entry.spec!r}")
 
@@ -314,6 +319,9 @@ class Walk:
         if self.broken:
             return
         itemsize = DTYPE_BYTES[tensor.dtype]
+        if row.on_host or row.source in self.hosted:
+            yield from self._transfer(where, row, source, target)
+            return
         middle = halfway(tensor.shape, source, target, self.plan.sizes)
         stretches = [(source, target)] if middle is None else [(source, middle), (middle, target)]
         found = [find_reshard(tensor.shape, itemsize, *ends, self.machine) for ends in stretches]
@@ -325,6 +333,26 @@ class Walk:
         again = self.repeating.reshard(row, moves=any(way for _, way in ways))
         self.legs[row.value] = tuple(legs(row, ways, itemsize, tensor.dtype, again))
         yield from self._sent(where, self.legs[row.value])
+
+    def _transfer(self, where: str, row: ReshardPlan, source: ShardingSpec, target: ShardingSpec) -> Iterator[Difference]:
+        """A copy to the host or back keeps the spec; what is copied to the host was on the device, and fills all of its memory."""
+        tensor, problem = self.tensors[row.tensor], None
+        if source != target:
+            problem = f"turns {row.from_spec!r} into {row.to_spec!r}, a copy to the host or back turns nothing"
+        elif row.on_host and (row.source in self.hosted or row.phase != "forward"):
+            problem = "is copied to the host from there, or not in forward"
+        elif self.machine.hardware.host is None:
+            problem = "the plan's hardware has no links.host, by which it is copied"
+        elif self.repeating.reshard(row, moves=True):
+            problem = f"{row.source} is a view that repeats, and is not copied to the host"
+        if problem is not None:
+            self.broken = True
+            yield Difference(where, problem)
+            return
+        if row.on_host:
+            self.hosted.add(row.value)
+        shape = largest(tensor.shape, source, self.plan.sizes)
+        self.legs[row.value] = (transfer(row, shape, DTYPE_BYTES[tensor.dtype], tensor.dtype, self.machine),)
 
     def _sent(self, where: str, made: Iterable[Leg]) -> Iterator[Difference]:
         """What is sent is what the shapes on a rank say."""

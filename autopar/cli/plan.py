@@ -20,6 +20,7 @@ from autopar.cli.planning import (
     InputsOption,
     MicrobatchesOption,
     ModeOption,
+    OffloadOption,
     OptimizerOption,
     OrderOption,
     PinOption,
@@ -62,6 +63,7 @@ def plan(
     compute_dtype: ComputeDtypeOption = None,
     cost_model: CostModelOption = "roofline",
     recompute: RecomputeOption = "auto",
+    offload: OffloadOption = "off",
     microbatches: MicrobatchesOption = "1",
     execute: ExecuteOption = None,
     pin: PinOption = None,
@@ -100,8 +102,8 @@ def plan(
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=read_mode(mode), compute_dtype=compute_dtype,
         optimizer=optimizer, pins=open_pins(pin or []), inputs=read_inputs(inputs), cost_model=cost_model, recompute=recompute,
-        microbatches=read_microbatches(microbatches), execute=read_execution(execute), order=order, effort=check_effort(effort),
-        time_limit=time_limit, seed=seed, began=command_began(),
+        offload=offload, microbatches=read_microbatches(microbatches), execute=read_execution(execute), order=order,
+        effort=check_effort(effort), time_limit=time_limit, seed=seed, began=command_began(),
     )  # fmt: skip
     memory_limit = read_memory_limit(memory, options.hardware)
     say_hardware(hardware)
@@ -109,6 +111,8 @@ def plan(
         raise UsageError("ladders of memory limits are of plans without a pipeline so far", "drop --pareto, or the stages")
     if order != AUTO and not is_pipeline(options.mesh) and stages is None:
         raise UsageError("--order is of a pipeline's stages", "write --mesh pp=2,..., or --devices with --stages auto")
+    if (stages is not None or is_pipeline(options.mesh)) and offload != "off":
+        raise UsageError("stages of a pipeline keep their values on the device so far", "drop --offload, or the stages")
     if stages is not None and not is_pipeline(options.mesh) and (options.mesh is not None or stages != AUTO):
         raise UsageError("--stages cuts a model along the mesh axis pp", "write --mesh pp=2,..., or --devices with --stages auto")
     found: Plan | PipelinePlan | Pareto

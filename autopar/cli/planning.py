@@ -39,6 +39,9 @@ ComputeDtypeOption = Annotated[
 ]
 CostModelOption = Annotated[str, typer.Option(help="roofline, or communication for collectives alone")]
 RecomputeOption = Annotated[str, typer.Option(help="auto: run operators again in backward where memory needs it; off")]
+OffloadOption = Annotated[
+    str, typer.Option(help="auto: keep values of forward on the host until backward, where memory needs it; off")
+]
 MicrobatchesOption = Annotated[str, typer.Option(help="equal parts of the batch, gradients summed: a number, or auto")]
 ExecuteOption = Annotated[str | None, typer.Option(help="price the host too, as it issues kernels: eager, graph, compiled or cuda_graph")]
 InputsOption = Annotated[str, typer.Option(help="global: ranks pass whole batches; local: each its own rows, by a DistributedSampler")]

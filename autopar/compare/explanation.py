@@ -29,6 +29,7 @@ class Explanation:
         self.again = {entry.tensor: row for row in plan.recomputed for entry in row.outputs}
         self.entering = {spec.tensor: (kind, public, spec) for kind, public, spec in plan.entering}
         self.reshards = {row.value: row for row in plan.reshards}
+        self.copies = {row.value: row for row in plan.copies}
         self.sums = {row.writes[0]: row.reads[0] for row in plan.schedule if row.kind == "add"}
         self.moves: dict[str, list[CollectivePlan]] = {}
         self.inside: dict[str, list[CollectivePlan]] = {}
@@ -130,6 +131,9 @@ class Explanation:
             if own or (reshard is not None and reshard.phase == "forward"):
                 reason = why_once(Op(first.name, first.op, (), ())) if first is not None else ""
                 why = f", since {first.op} may not run a second time: {reason}" if first is not None and reason else ""
+                if reshard is not None and reshard.on_host:
+                    yield f"{indent}lies on the host until backward as {spec_text(spec)}, {self.copies[value].bytes} bytes of each rank"
+                    continue
                 yield f"{indent}kept for backward as {spec_text(spec)}, {self._held(tensor, spec)} bytes on each rank{why}"
 
     def _held(self, tensor: str, spec: str) -> int:
@@ -218,6 +222,9 @@ class Explanation:
         return f"after {self._cost(entry.value)}" if entry.value in self.reshards else "as made again"
 
     def _cost(self, value: str) -> str:
+        copy = self.copies.get(value)
+        if copy is not None:
+            return f"a copy {'to the host' if copy.kind == 'to_host' else 'back from the host'}, {copy.seconds:.3g} s"
         moves = self.moves.get(value, ())
         return ", ".join(map(call, moves)) or "a free slice"
 

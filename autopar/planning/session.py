@@ -199,11 +199,13 @@ class PlanSession:
         return found
 
     def _found(self, graph: Graph, number: int, memory_limit: int, candidate: MeshCandidate, allowance: Allowance) -> SearchResult:
-        from autopar.search import Shared, find_pinned_plan, find_plan  # for start-up time: imports the solvers
+        from autopar.search import Shared, find_pinned_plan, find_plan, find_plan_with_host  # for start-up time: imports the solvers
 
         options, rows = self.options, dict(candidate.rows)
         joined(rows, self.pins, candidate.machine.mesh)
-        find = partial(find_pinned_plan, pins=self.pins) if self.pins else find_plan
+        find: Callable[..., SearchResult] = partial(find_pinned_plan, pins=self.pins) if self.pins else find_plan
+        if options.offload != "off":
+            find = partial(find_plan_with_host, find=find)
         with user_errors():
             found = find(
                 graph,

@@ -22,7 +22,7 @@ from autopar.schedule import AGAIN, OUTPUT, Assignment, Collective, Instruction,
 from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import Cut, Operation, Value
 from autopar.schedule.legality import check_legal
-from autopar.schedule.ordering import steps_of
+from autopar.schedule.ordering import on_host, steps_of
 from autopar.schedule.repeating import Repeating
 from autopar.sharding import Blocks, ShardingSpec, Strategy
 
@@ -161,9 +161,7 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
             make(layouts[source])
         if layout.source in summed:
             values[layout.source] = values[source]._replace(repeats=False)
-        spec, repeats = values[layout.source].spec, values[layout.source].repeats
-        assert spec is not None
-        steps = steps_of(layout, spec, graph, machine, repeats)
+        steps = steps_of(layout, values[layout.source], graph, machine)
         if not steps:
             cuts[layout.value] = Cut(layout, None)
         for part in steps:
@@ -172,7 +170,9 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
                 parts[layout.value, part.number] = part
             else:
                 cuts[part.target] = Cut(layout, part)
-        add(layout.value, layout.tensor, layout.spec, repeats and not steps)
+        add(layout.value, layout.tensor, layout.spec, values[layout.source].repeats and not steps)
+        if layout.on_host:
+            values[layout.value] = on_host(values[layout.value])
 
     def run(row: OpPlan) -> Operation:
         reads = [entry.value or entry.tensor for entry in row.inputs]
@@ -204,7 +204,8 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
             )
             for row in plan.collectives
             if row.id
-        },
+        }
+        | {row.id: Collective(row.id, (parts[row.value, 0],)) for row in plan.copies},
         cuts,
         values,
         layouts,
@@ -215,7 +216,7 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
 
 def _layouts(plan: Plan) -> dict[str, Layout]:
     return {
-        row.value: Layout(row.value, row.tensor, row.source, ShardingSpec.parse(row.to_spec), row.phase, row.before)
+        row.value: Layout(row.value, row.tensor, row.source, ShardingSpec.parse(row.to_spec), row.phase, row.before, bool(row.on_host))
         for row in plan.reshards
     }
 

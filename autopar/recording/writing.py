@@ -32,10 +32,12 @@ from autopar.rows import (
     Predicted,
     ReshardPlan,
     SearchRecord,
+    TransferPlan,
     ValueSpec,
 )
 from autopar.schedule import AGAIN, Collective, Instruction, Layout, Memory, Schedule, step_seconds
 from autopar.schedule.collectives import Part
+from autopar.schedule.liveness import host_peak
 from autopar.version import __version__
 
 if TYPE_CHECKING:
@@ -143,6 +145,7 @@ def write(
             received_bytes_per_rank=sum(row.received_bytes_per_rank * row.times for row in collectives),
             peak_memory_bytes_per_rank=memory.peak,
             memory=_memory(memory),
+            peak_host_bytes_per_rank=host_peak(schedule) or None,
         ),
         baselines=baselines,
         inputs=dict(_entering(schedule, "input")),
@@ -156,6 +159,7 @@ def write(
         ops=tuple(_ops(schedule)),
         reshards=tuple(_reshards(schedule)),
         collectives=collectives,
+        transfers=tuple(_transfers(schedule)) or None,
         limits=LimitsPlan(**vars(schedule.limits)),
         schedule=tuple(InstructionPlan(**item._asdict()) for item in schedule.instructions),
     )
@@ -277,14 +281,27 @@ def _reshards(schedule: Schedule) -> Iterator[ReshardPlan]:
             to_spec=str(layout.spec),
             phase=layout.phase,
             before=layout.before,
+            on_host=layout.on_host or None,
         )
+
+
+def _transfers(schedule: Schedule) -> Iterator[TransferPlan]:
+    """The copies to the host and back, in execution order."""
+    for item in schedule.instructions:
+        call = schedule.collectives[item.of] if item.kind == "start" else None
+        if call is not None and call.is_transfer:
+            (part,) = call.parts
+            yield TransferPlan(
+                id=call.id, kind=call.kind, phase=call.phase, times=schedule.times(item), tensor=part.layout.tensor,  # type: ignore[arg-type]
+                value=part.layout.value, before=part.layout.before, bytes=call.full_bytes, seconds=item.seconds,
+            )  # fmt: skip
 
 
 def _collectives(schedule: Schedule) -> Iterator[CollectivePlan]:
     """One row a call, in execution order, those inside operators in their place."""
     seconds = {item.of: item.seconds for item in schedule.instructions if item.kind == "start"}
     for item in schedule.instructions:
-        if item.kind == "start":
+        if item.kind == "start" and not schedule.collectives[item.of].is_transfer:
             yield _call(schedule, schedule.collectives[item.of], seconds[item.of], schedule.times(item))
         elif item.kind == "run":
             yield from _inside(schedule, item)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 KINDS: Mapping[str, tuple[str, str]] = {
     "forward": ("#0072b2", "forward"), "backward": ("#cc79a7", "backward"), "recompute": ("#56b4e9", "recomputed"),
-    "moving": ("#e69f00", "collective"), "stalled": ("#d55e00", "operators wait"), "optimizer": ("#009e73", "optimizer"),
+    "moving": ("#e69f00", "collective or copy"), "stalled": ("#d55e00", "operators wait"), "optimizer": ("#009e73", "optimizer"),
     "weights": ("#f0e442", "weight gradients"),
 }  # fmt: skip
 """Kind of a bar to its colour and its name."""

@@ -95,6 +95,7 @@ class _Walk:
         self.gradients = {row.value or row.tensor for row in plan.gradients}
         copied = {row.of for row in plan.schedule if row.kind == "wait" and row.bytes}
         self.kept = {row.id: 0 if row.id in copied else _result(row, plan) for row in plan.collectives if row.id is not None}
+        self.kept |= {row.id: row.bytes if row.kind == "from_host" else 0 for row in plan.copies}
 
     def pass_by(self, row: InstructionPlan) -> int:
         """One row; the level while it runs."""

@@ -73,7 +73,7 @@ def layers(plan: Plan, found: Sequence[Bar]) -> tuple[tuple[str, float, float], 
 
 
 def streams(found: tuple[Bar, ...]) -> tuple[str, ...]:
-    """The streams in use: the operators', then each link."""
+    """The streams in use: the operators', then each link, and copies to the host and back."""
     links = sorted({bar.stream for bar in found} - {COMPUTE})
     return (COMPUTE, *links)
 
@@ -86,6 +86,7 @@ def call_name(row: CollectivePlan) -> str:
 
 def _bars(plan: Plan) -> Iterator[Bar]:
     calls = {row.id: call_name(row) for row in plan.collectives if row.id is not None}
+    calls |= {row.id: f"{row.kind} of {row.tensor}" for row in plan.copies}
     for slot in SimulatedStep(plan).slots:
         item = slot.instruction
         begin = slot.begin + slot.stalled if item.kind == "wait" else slot.begin

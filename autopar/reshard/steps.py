@@ -8,20 +8,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.cost_models import Mesh, SubAxis
-from autopar.cost_models.collectives import KINDS, STEP_KINDS
+from autopar.cost_models.collectives import CALLS, STEP_KINDS
 from autopar.sharding import Run, ShardingSpec, runs
 
 
 @dataclass(frozen=True)
 class Step:
-    """One collective, or a local step that moves nothing (slice, mask). A rank's group is the ranks that differ from it along ``axes``
-    alone, in row-major order over ``axes`` (the first is major); n is its size and ``index`` a rank's position in it.
+    """One collective, a copy to the host or back, or a local step that moves nothing (slice, mask).
+
+    A rank's group is the ranks that differ from it along ``axes`` alone, in row-major order over ``axes`` (the first is major); n is its
+    size and ``index`` a rank's position in it.
 
     Args:
         kind: ``slice`` (narrow a dim to part ``index`` of n), ``all_gather`` (concatenate the group's tensors along a dim),
             ``reduce_scatter`` (reduce over the group, keep part ``index`` of a dim), ``all_reduce``, ``all_to_all`` (split
             the second dim in n, exchange, concatenate along the first), ``permute`` (receive another rank's block) or ``mask``
-            (a replicated value becomes a partial sum: ``index`` 0 keeps it, the others hold zeros).
+            (a replicated value becomes a partial sum: ``index`` 0 keeps it, the others hold zeros). ``to_host`` and ``from_host`` copy
+            a rank's own part; a schedule alone has them.
         axes: the parts of mesh axes that it runs over.
         dims: the tensor dim it works on; (from, to) of an all-to-all; none for all_reduce and permute.
         reduction: one of ``autopar.sharding.REDUCTIONS``; empty when nothing is reduced.
@@ -42,8 +45,8 @@ class Step:
 
     @property
     def is_collective(self) -> bool:
-        """False for what each rank does alone, at no cost."""
-        return self.kind in KINDS
+        """Whether it is started and waited for; else each rank does it alone, at no cost."""
+        return self.kind in CALLS
 
 
 def filled_up(shape: Sequence[int], source: ShardingSpec, target: ShardingSpec, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -138,12 +141,12 @@ class Shapes:
 
 def cuts_inside(step: Step, source: tuple[int, ...]) -> bool:
     """Whether a collective cuts a dim of the rank's ``source`` shape that is not the first: its blocks are not runs of memory."""
-    return step.is_collective and STEP_KINDS[step.kind].cuts and math.prod(source[: step.dims[-1]]) > 1
+    return step.is_collective and CALLS[step.kind].cuts and math.prod(source[: step.dims[-1]]) > 1
 
 
 def joins_inside(step: Step, target: tuple[int, ...]) -> bool:
     """Whether a collective joins a dim of the rank's ``target`` shape that is not the first."""
-    return STEP_KINDS[step.kind].joins and math.prod(target[: step.dims[0]]) > 1
+    return step.is_collective and CALLS[step.kind].joins and math.prod(target[: step.dims[0]]) > 1
 
 
 def copied_alone(step: Step, shapes: Shapes) -> int:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -98,6 +98,21 @@ SOURCE: Mapping[str, Callable[[int], int]] = {"mirror": lambda place: -1 - place
 """By the word of a permute inside an operator: from a rank's place in the group to the place that it receives from."""
 
 
+class Bringing(Protocol):
+    """A call whose targets a later call reads while it is under way."""
+
+    @property
+    def of(self) -> Collective: ...
+
+    @property
+    def last(self) -> Sequence[str]: ...
+
+    @property
+    def targets(self) -> Sequence[str]: ...
+
+    def land(self, flight: Flight, ranks: Sequence[Values]) -> None: ...
+
+
 class Call:
     """A collective bound to a backend.
 
@@ -108,7 +123,7 @@ class Call:
             in order, it goes at once.
     """
 
-    def __init__(self, of: Collective, backend: Backend, earlier: Sequence[Call] = (), last: Set[str] = frozenset()) -> None:
+    def __init__(self, of: Collective, backend: Backend, earlier: Sequence[Bringing] = (), last: Set[str] = frozenset()) -> None:
         step = of.parts[0].step
         self.last = () if of.packs or len(of.parts) > 1 else tuple(last)
         self.of, self.backend, self.earlier = of, backend, earlier

@@ -20,6 +20,7 @@ from torch import Tensor
 from autopar.cost_models import SubAxis
 from autopar.dialect.batch_norm import batch_norm_in_place
 from autopar.dialect.library import STILL
+from autopar.errors import UsageError
 from autopar.rules import STORING, localize
 from autopar.runtime.backends import Backend
 from autopar.runtime.buffer_writes import BATCH_NORM, find_buffer_writes
@@ -32,6 +33,7 @@ from autopar.runtime.inner import Answer, Request, body
 from autopar.runtime.kernels import assign, write_call, write_operator
 from autopar.runtime.loss_tail import Tail, loss_tail
 from autopar.runtime.mixed_norms import check_norms
+from autopar.runtime.offloading import Transfer
 from autopar.runtime.operators import find_function, find_operator, named_results, takes_device, with_tensors, with_torch_values
 from autopar.runtime.ranges import call_of, layer_of
 from autopar.runtime.whole_operands import mark_whole
@@ -196,9 +198,12 @@ def bind(
         in_place: whether operators may write over what they read last (see ``fusion``), and into buffers.
 
     Raises:
-        UsageError: the device has no kernel for one of the operators.
+        UsageError: the device has no kernel for one of the operators, or a trace is asked for of a plan with values on the host.
     """
     check_norms(schedule.graph, device)
+    if backend.traced and any(call.is_transfer for call in schedule.calls):
+        message = "the plan keeps values on the host, and a traced program makes no copies there"
+        raise UsageError(message, "compile it for eager execution, or plan without offload")
     tail = Tail() if backend.traced else loss_tail(schedule)
     places = range(len(schedule.instructions))
     half = [item.half for item in schedule.instructions]
@@ -232,15 +237,18 @@ class _Binding:
         self.ending = {value: index for value, index in read.items() if value in freed}
         self.calls, self.in_flight = self.bind_calls()
 
-    def bind_calls(self) -> tuple[Mapping[str, Call], Mapping[str, frozenset[str]]]:
+    def bind_calls(self) -> tuple[Mapping[str, Call | Transfer], Mapping[str, frozenset[str]]]:
         """The collectives by id, and what each reads that is in flight when it starts."""
-        calls, bringing, in_flight = dict[str, Call](), dict[str, Call](), dict[str, frozenset[str]]()
+        calls, bringing, in_flight = dict[str, Call | Transfer](), dict[str, Call | Transfer](), dict[str, frozenset[str]]()
         for index, item in enumerate(self.schedule.instructions):
             if item.kind == "start":
                 in_flight[item.of] = frozenset(value for value in item.reads if value in bringing)
                 earlier = dict.fromkeys(bringing[value] for value in item.reads if value in bringing)
                 last = frozenset(value for value in item.reads if self.ending.get(value) == index)
                 planned = self.schedule.collectives[item.of]
+                if planned.is_transfer:
+                    calls[item.of] = bringing[item.writes[0]] = Transfer(planned, self.device, tuple(earlier))
+                    continue
                 if item.over is not None and not self.may_write(item.over):
                     planned = replace(planned, in_place=False)
                 call = calls[item.of] = Call(planned, self.backend, tuple(earlier), last)
@@ -450,7 +458,7 @@ def groups_needed(schedule: Schedule) -> tuple[tuple[SubAxis, ...], ...]:
     found: dict[tuple[SubAxis, ...], None] = {}
     for item in schedule.instructions:
         if item.kind == "start":
-            found[schedule.collectives[item.of].axes] = None
+            found.update({} if schedule.collectives[item.of].is_transfer else {schedule.collectives[item.of].axes: None})
         elif item.kind == "run":
             inside = schedule.operations[item.of].strategy.inner
             found.update(dict.fromkeys(tuple(map(schedule.machine.mesh.whole, inner.axes)) for inner in inside))

@@ -60,4 +60,4 @@ def call_of(schedule: Schedule, item: Instruction) -> str:
     names, more = schedule.machine.mesh.names, len(call.parts) - 1
     axes = ",".join(dict.fromkeys(names[sub.axis] for sub in call.axes))
     tensor = schedule.values[call.parts[0].target].tensor
-    return f"autopar {item.kind} {call.kind} over {axes}: {tensor}{f' and {more} more' if more else ''}"
+    return f"autopar {item.kind} {call.kind}{f' over {axes}' if axes else ''}: {tensor}{f' and {more} more' if more else ''}"

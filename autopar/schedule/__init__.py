@@ -33,6 +33,7 @@ kernels        the loops over them: clock, memory, moves
 The search for the best list of an assignment:
 limit_search   best_schedule: coordinate search over the limits, then local search
 limit_ladders  the values that are tried for each limit
+offloading     values on the host between forward and backward
 expanding      expand_as_read: slices of expansions left out
 local_search   improve_order: moves, judged by simulating the list
 scheduled_plan the plan with its seconds and memory

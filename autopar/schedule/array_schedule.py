@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.cost_models import Machine
-from autopar.cost_models.collectives import KINDS
+from autopar.cost_models.collectives import CALLS, TRANSFERS
 from autopar.rules import stores, why_once
 from autopar.schedule.bucketing import bucket_class
 from autopar.schedule.collectives import Collective
@@ -91,6 +91,11 @@ def ints(values: Iterable[float]) -> Ints:
     return np.array(list(values), dtype=np.int64)
 
 
+def slowing_links(links: Sequence[str]) -> int:
+    """The links that slow operators while they are busy, as bits: devices copy to their host and back beside their cores."""
+    return sum(1 << number for number, link in enumerate(links) if link not in TRANSFERS)
+
+
 def rows(found: Iterable[Iterable[int]]) -> Rows:
     lists = [list(row) for row in found]
     return Rows(offsets([len(row) for row in lists]), ints(chain.from_iterable(lists)))
@@ -168,13 +173,13 @@ class _Arrays:
             ints(bits[item.stream] for item in items), ints(part.late for _, part in self.parts),
             ints(item.launches or 0 for item in items), ints(item.reads_back or False for item in items),
             rows([self.slots[part.source]] if part.source in self.slots else [] for _, part in self.parts),
-            len(links), hardware.overlap_slowdown, hardware.launch_overlaps, self.schedule.machine.issue_seconds,
+            len(links), slowing_links(links), hardware.overlap_slowdown, hardware.launch_overlaps, self.schedule.machine.issue_seconds,
         )  # fmt: skip
 
     def _calls(self, *, priced: bool) -> CallTable:
         """See ``CallTable``; without latencies and seconds of copies unless priced."""
         machine, classes, copying = self.schedule.machine, dict[object, int](), dict[str, tuple[float, float]]()
-        table, kinds = [], {name: (kind.role == "gather", kind.in_place) for name, kind in KINDS.items()}
+        table, kinds = [], {name: (kind.role == "gather", kind.in_place) for name, kind in CALLS.items()}
         for slot, (call, part) in enumerate(self.parts):
             gathers, reduces = kinds[call.kind]
             alone = call if len(call.parts) == 1 else Collective(part.target, (part,), call.in_place)

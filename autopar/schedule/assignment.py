@@ -9,6 +9,8 @@ from typing import Literal, get_args
 from autopar.graph import Phase
 from autopar.sharding import ShardingSpec, Strategy
 
+HOST, BACK = "@host", "@back"
+"""Suffixes of a value's copy in the memory of the host, and of what is copied back from there."""
 OUTPUT = "output:"
 """Prefix of the reader name of a graph output: ``output:0`` is the first entry of ``Graph.outputs``."""
 AGAIN = "@again"
@@ -38,6 +40,7 @@ class Layout:
         phase: when it is made; an assignment need not tell ``recompute`` from ``backward``, the schedule does.
         before: the operator that reads it first (a second run by its own name), or ``output:N``. The schedule corrects it where
             another reader comes first.
+        on_host: it lies in the memory of the rank's host, and layouts of the same spec alone are made from it: copies back.
     """
 
     value: str
@@ -46,6 +49,7 @@ class Layout:
     spec: ShardingSpec
     phase: Moment
     before: str
+    on_host: bool = False
 
     @property
     def half(self) -> Phase:

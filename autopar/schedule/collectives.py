@@ -1,4 +1,4 @@
-"""Collective: one call on one value or on several, and the memory that it holds."""
+"""Collective: one call on one value or on several, and the memory that it holds. A copy to the host or back is a call of one rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from autopar.cost_models import Machine, SubAxis
-from autopar.cost_models.collectives import KINDS
+from autopar.cost_models.collectives import CALLS, FROM_HOST, TO_HOST, TRANSFERS
 from autopar.reshard import Shapes, Step, cuts_inside, joins_inside
 from autopar.schedule.assignment import Layout, Moment, half
 from autopar.sharding import ShardingSpec
@@ -44,11 +44,13 @@ class Part(NamedTuple):
 
     @property
     def source_bytes(self) -> int:
-        return math.prod(self.shapes.source) * self.itemsize
+        """Of the source on the device."""
+        return 0 if self.step.kind == FROM_HOST.name else math.prod(self.shapes.source) * self.itemsize
 
     @property
     def target_bytes(self) -> int:
-        return math.prod(self.shapes.target) * self.itemsize
+        """Of the target on the device."""
+        return 0 if self.step.kind == TO_HOST.name else math.prod(self.shapes.target) * self.itemsize
 
     @property
     def sent_bytes(self) -> int:
@@ -78,12 +80,12 @@ class Part(NamedTuple):
     @property
     def laid_kernels(self) -> int:
         """Kernels that lay it out in a buffer where it is filled up: zeros, and a copy for each block. One kernel lays out all others."""
-        return 1 + (self._ranks if KINDS[self.step.kind].cuts else 1) if self.filled else 0
+        return 1 + (self._ranks if CALLS[self.step.kind].cuts else 1) if self.filled else 0
 
     @property
     def put_kernels(self) -> int:
         """Kernels that copy its target out of a buffer: of one that is filled up, one for each block."""
-        return self._ranks if self.filled and KINDS[self.step.kind].joins else 1
+        return self._ranks if self.filled and CALLS[self.step.kind].joins else 1
 
     @property
     def _ranks(self) -> int:
@@ -110,6 +112,8 @@ class Collective:
                                                               from it by the wait
     all_to_all         copy of the source if ``packs``        as of all_gather
     permute            copy of the source if ``packs``        the target is it
+    to_host            none                                   the target, which takes nothing of the device
+    from_host          none                                   the target is it
     =================  =====================================  =========================================================
 
     Sources that are not copied stay alive until the wait; so do buffers that are not the targets'. Unequal parts are filled up in the
@@ -134,6 +138,11 @@ class Collective:
     @property
     def reduction(self) -> str:
         return self.parts[0].step.reduction
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether it copies to the host or back, and no other rank takes part."""
+        return self.kind in TRANSFERS
 
     @property
     def phase(self) -> Moment:
@@ -163,13 +172,13 @@ class Collective:
     @cached_property
     def packs(self) -> bool:
         """The sources are copied into a buffer when it starts, and may be freed then."""
-        copied = KINDS[self.kind].in_place and not self.in_place
+        copied = CALLS[self.kind].in_place and not self.in_place
         return copied or len(self.parts) > 1 or self.filled or self.parts[0].cuts_inside or self.parts[0].repeats
 
     @cached_property
     def unpacks(self) -> bool:
         """The targets are copied out of a buffer by the wait."""
-        return (KINDS[self.kind].role == "gather" and len(self.parts) > 1) or self.filled or self.parts[0].joins_inside
+        return (CALLS[self.kind].role == "gather" and len(self.parts) > 1) or self.filled or self.parts[0].joins_inside
 
     @cached_property
     def filled(self) -> bool:
@@ -187,7 +196,7 @@ class Collective:
     @cached_property
     def staging_bytes(self) -> int:
         """Buffers that live from the start to the wait and are not the targets'."""
-        inward = sum(part.sent_bytes for part in self.parts) if self.packs and not KINDS[self.kind].in_place else 0
+        inward = sum(part.sent_bytes for part in self.parts) if self.packs and not CALLS[self.kind].in_place else 0
         return inward + (sum(part.came_bytes for part in self.parts) if self.unpacks else 0)
 
     @cached_property

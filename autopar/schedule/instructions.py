@@ -4,8 +4,8 @@ A schedule (``schedule.Schedule``) is one ordered list of instructions that ever
 
 ========  ===============================================================================================================
 ``run``   an operator on this rank's parts
-``start`` a collective begins: its sources are handed over, its targets are not there yet
-``wait``  the collective's targets are there from here on
+``start`` a collective or a copy to the host or back begins: its sources are handed over, its targets are not there yet
+``wait``  the call's targets are there from here on; of a copy to the host, its source is not needed any more
 ``slice`` a local step of a reshard: this rank's part of a dim, or the mask of a sum still to be made
 ``add``   a gradient of one microbatch is added to the sum over those so far (see ``accumulating``)
 ``free``  values that nobody reads any more
@@ -32,7 +32,7 @@ Kind = Literal["run", "start", "wait", "slice", "add", "free"]
 KINDS: tuple[Kind, ...] = ("run", "start", "wait", "slice", "add", "free")
 
 COMPUTE = "compute"
-"""The stream that operators run on; every other stream is a link."""
+"""The stream that operators run on; every other stream is a link, or copies to the host (``to_host``) or back (``from_host``)."""
 
 
 class Segment(NamedTuple):
@@ -145,13 +145,16 @@ class Value(NamedTuple):
     """A graph tensor in a spec, or on its way there (``spec`` None), and its bytes on a rank.
 
     Args:
+        bytes: on the rank's device; 0 of a value on the host.
         repeats: it is a view that repeats: its memory has fewer bytes.
+        host_bytes: in the memory of the rank's host; 0 of a value on the device.
     """
 
     tensor: str
     spec: ShardingSpec | None
     bytes: int
     repeats: bool = False
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from autopar.cost_models.collectives import KINDS
+from autopar.cost_models.collectives import CALLS, FROM_HOST
 from autopar.errors import ScheduleError
 from autopar.rules import stores, why_once
 from autopar.schedule.assignment import AGAIN, FORWARD, PHASES
@@ -129,7 +129,7 @@ def _may_take(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
     if item.kind != "start":
         return may_take(schedule, item)
     call = schedule.collectives[item.of]
-    return item.reads if call.in_place and KINDS[call.kind].in_place and len(call.parts) == 1 and not call.filled else ()
+    return item.reads if call.in_place and CALLS[call.kind].in_place and len(call.parts) == 1 and not call.filled else ()
 
 
 def _same_order(schedule: Schedule) -> Violations:
@@ -221,6 +221,21 @@ def _everything_runs(schedule: Schedule) -> Violations:
             yield last, f"is the last, and the {output.kind} {output.name} ({value}) has not been made"
 
 
+def _on_host(schedule: Schedule) -> Violations:
+    """Only a copy back reads what lies on the host, and only as many bytes lie there as a rank may fill."""
+    values, held, limit = schedule.values, 0, schedule.machine.hardware.offloadable_bytes
+    for item in schedule.instructions:
+        lying = [value for value in item.reads if values[value].host_bytes]
+        if lying and item.kind != "free" and (item.kind != "start" or schedule.collectives[item.of].kind != FROM_HOST.name):
+            yield item.id, f"reads {lying[0]}, which lies on the host"
+        if item.kind == "start":
+            held += sum(values[value].host_bytes for value in item.writes)
+            if held > limit:
+                yield item.id, f"copies {item.writes[0]} to the host, which then holds {held} bytes of the rank; the limit is {limit}"
+        elif item.kind == "free":
+            held -= sum(values[value].host_bytes for value in lying)
+
+
 def is_legal(schedule: Schedule) -> bool:
     """Whether all of ``PREDICATES`` hold."""
     return all(next(iter(predicate(schedule)), None) is None for _, predicate in PREDICATES)
@@ -279,4 +294,5 @@ PREDICATES: tuple[tuple[str, Callable[[Schedule], Violations]], ...] = (
     ("what comes late leads to the loss alone", _late),
     ("every operator runs, and every output is made", _everything_runs),
     ("bytes in flight stay within the limit", _within_limits),
+    ("copies back alone read what lies on the host, and it has room there", _on_host),
 )

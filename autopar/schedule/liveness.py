@@ -92,6 +92,18 @@ def _staging_at(schedule: Schedule, index: int) -> dict[str, int]:
     return found
 
 
+def host_peak(schedule: Schedule) -> int:
+    """Most bytes of a rank that lie on its host at one time. A value is there from the start of its copy to its ``free``, or to the end."""
+    held = most = 0
+    for item in schedule.instructions:
+        if item.kind == "start":
+            held += sum(schedule.values[value].host_bytes for value in item.writes)
+            most = max(most, held)
+        elif item.kind == "free":
+            held -= sum(schedule.values[value].host_bytes for value in item.reads)
+    return most
+
+
 def between(schedule: Schedule, optimizer: str) -> int:
     """Bytes of a rank behind the first segment: what rests, the inputs, and results that later segments or the caller read.
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from autopar import pricing
 from autopar.cost_models import Machine
-from autopar.cost_models.collectives import KINDS
+from autopar.cost_models.collectives import CALLS, FROM_HOST, TO_HOST
 from autopar.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.reshard import Shapes, Step, find_reshard
 from autopar.rules import find_fusable_additions, is_alias, reads_back
@@ -85,12 +85,12 @@ class Prices:
             self._runs[key] = strategy, _Priced(seconds, "+".join((COMPUTE, *sorted(links))), is_alias(op), sizes, launches, waits)
         return self._runs[key][1]
 
-    def route(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec) -> tuple[Leg, ...]:
+    def route(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec, transfer: str = "") -> tuple[Leg, ...]:
         """See ``route_of``."""
-        key = tensor.shape, tensor.dtype, source, target
+        key = tensor.shape, tensor.dtype, source, target, transfer
         found = self._routes.get(key)
         if found is None:
-            found = self._routes[key] = route_of(tensor, source, target, self.machine)
+            found = self._routes[key] = route_of(tensor, source, target, self.machine, transfer)
         return found
 
     def taken(self, call: Collective, leg: Leg) -> Taken:
@@ -217,11 +217,11 @@ class _Writer:
             self._run_again((layout.source,))
         del self.waiting[value]
         phase: Moment = "recompute" if layout.half != FORWARD and reader.endswith(AGAIN) else layout.half
-        layout = self.layouts[value] = Layout(value, layout.tensor, layout.source, layout.spec, phase, reader)
+        layout = self.layouts[value] = Layout(value, layout.tensor, layout.source, layout.spec, phase, reader, layout.on_host)
         spec, repeats = self.values[layout.source].spec, self.values[layout.source].repeats
         assert spec is not None
-        tensor = self.graph.tensors[layout.tensor]
-        route = self.prices.route(tensor, spec, layout.spec)
+        tensor, from_host = self.graph.tensors[layout.tensor], self.values[layout.source].host_bytes > 0
+        route = self.prices.route(tensor, spec, layout.spec, transfer_kind(layout, from_host))
         if not route:
             self.cuts[value] = Cut(layout, None)
             self._add("slice", phase, (layout.source,), (value,), "", 0.0, 0, value)
@@ -235,6 +235,8 @@ class _Writer:
                 self.cuts[part.target] = Cut(layout, part)
                 self._add("slice", phase, (part.source,), (part.target,), "", 0.0, part.target_bytes, value)
         self._value(value, layout.tensor, layout.spec, repeats and not route)
+        if layout.on_host:
+            self.values[value] = on_host(self.values[value])
 
     def _call(self, part: Part, leg: Leg) -> None:
         call = Collective(part.target, (part,))
@@ -247,7 +249,7 @@ class _Writer:
         Args:
             leaving: the values that leave.
         """
-        sums = {call.parts[0].source for call in self.collectives.values() if KINDS[call.kind].in_place and not call.filled}
+        sums = {call.parts[0].source for call in self.collectives.values() if CALLS[call.kind].in_place and not call.filled}
         if not sums:
             return
         readers = Counter(value for item in self.instructions for value in item.reads if value in sums)
@@ -256,7 +258,7 @@ class _Writer:
             call = self.collectives[item.of] if item.kind == "start" else None
             if call is None or item.reads[0] not in sums or readers[item.reads[0]] > 1 or item.reads[0] in leaving:
                 continue
-            if KINDS[call.kind].in_place and self._alone(maker.get(item.reads[0]), item):
+            if CALLS[call.kind].in_place and self._alone(maker.get(item.reads[0]), item):
                 call = self.collectives[item.of] = replace(call, in_place=True)
                 pair = item.id, self.instructions[index + 1].id
                 self.instructions[index : index + 2] = start_and_wait(call, taken_by(call, self.machine), iter(pair))
@@ -293,8 +295,32 @@ class Leg(NamedTuple):
     shapes: Shapes
 
 
-def route_of(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: Machine) -> tuple[Leg, ...]:
-    """The steps from one spec of a tensor to another, local ones too."""
+def transfer_kind(layout: Layout, from_host: bool) -> str:
+    """The copy that makes a layout: to the host or back; none where it stays on the device.
+
+    Args:
+        from_host: whether its source lies on the host.
+    """
+    assert not (layout.on_host and from_host), f"{layout.value} is made on the host, of {layout.source}, which lies there"
+    return TO_HOST.name if layout.on_host else FROM_HOST.name if from_host else ""
+
+
+def on_host(value: Value) -> Value:
+    """A value as it lies on the host."""
+    return value._replace(bytes=0, host_bytes=value.bytes, repeats=False)
+
+
+def route_of(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: Machine, transfer: str = "") -> tuple[Leg, ...]:
+    """The steps from one spec of a tensor to another, local ones too.
+
+    Args:
+        transfer: the copy to the host or back that it is instead, in the same spec.
+    """
+    if transfer:
+        assert source == target, f"{tensor.name} is copied {transfer} as {source}, and read as {target}"
+        shape, copied = source.local_shape(tensor.shape, machine.mesh.sizes), pricing.local_bytes(tensor, source, machine)
+        step = Step(transfer, (), (), full_bytes=copied, seconds=machine.transfer_seconds(copied))
+        return (Leg(step, Shapes(shape, shape, shape, shape, False, tensor.shape, (source, target), True)),)
     reshard = find_reshard(tensor.shape, DTYPE_BYTES[tensor.dtype], source, target, machine)
     assert reshard is not None, f"no reshard of {tensor.name} from {source} to {target}"
     return tuple(map(Leg, reshard.steps, reshard.shapes))
@@ -314,10 +340,12 @@ def parts_of(layout: Layout, spec: ShardingSpec, tensor: Tensor, route: Sequence
     return tuple(found)
 
 
-def steps_of(layout: Layout, spec: ShardingSpec, graph: Graph, machine: Machine, repeats: bool = False) -> tuple[Part, ...]:
-    """The steps that make ``layout`` of its source in ``spec``: see ``parts_of``."""
-    tensor = graph.tensors[layout.tensor]
-    return parts_of(layout, spec, tensor, route_of(tensor, spec, layout.spec, machine), repeats)
+def steps_of(layout: Layout, source: Value, graph: Graph, machine: Machine) -> tuple[Part, ...]:
+    """The steps that make ``layout`` of its source: see ``parts_of``."""
+    tensor, spec = graph.tensors[layout.tensor], source.spec
+    assert spec is not None
+    route = route_of(tensor, spec, layout.spec, machine, transfer_kind(layout, source.host_bytes > 0))
+    return parts_of(layout, spec, tensor, route, source.repeats)
 
 
 class Taken(NamedTuple):
@@ -339,7 +367,7 @@ class Taken(NamedTuple):
 def taken_by(call: Collective, machine: Machine) -> Taken:
     """The costs of a call. Calls whose parts differ only in names cost the same."""
     return Taken(
-        "+".join(machine.links(call.axes)), call.seconds(machine), call.taken_bytes,
+        "+".join(machine.call_streams(call.kind, call.axes)), call.seconds(machine), call.taken_bytes,
         machine.copy_seconds(call.copied_bytes, call.dtype), call.target_bytes if call.unpacks else 0,
         *((call.issued_in, call.issued_out) if machine.issue_seconds else (None, None)),
     )  # fmt: skip

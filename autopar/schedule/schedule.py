@@ -50,7 +50,7 @@ class Schedule:
     def __str__(self) -> str:
         """The list in words, a line an instruction: ``text.parse`` reads it back."""
         mesh = self.machine.mesh
-        called = {call.id: f"{call.kind}({','.join(map(mesh.sub_axis_name, call.axes))})" for call in self.calls}
+        called = {call.id: f"{call.kind}({','.join(map(mesh.sub_axis_name, call.axes)) or 'rank'})" for call in self.calls}
         return format_instructions(self.instructions, called)
 
     def under(self, limits: Limits) -> Schedule:
@@ -164,7 +164,10 @@ class Schedule:
 
     def communication_seconds(self) -> float:
         """Sum over collectives and their copies, in sequence, with the collectives inside operators."""
-        calls = sum(self.times(item) * item.seconds for item in self.instructions if item.kind in ("start", "wait"))
+        calls = sum(
+            self.times(item) * item.seconds
+            for item in self.instructions if item.kind in ("start", "wait") and not self.collectives[item.of].is_transfer
+        )  # fmt: skip
         inside = (pricing.inner_seconds(self.operations[item.of].strategy, self.machine) * self.times(item) for item in self._runs())
         return calls + sum(inside)
 

@@ -99,5 +99,9 @@ LIST_WORK = 16e-6
 """Work seconds for each instruction that is placed and simulated, or whose memory is measured."""
 MOVE_WORK = 3.5e-9
 """Work seconds for each instruction of a list that a move is judged by."""
+SMALL_OFFLOADED_SHARE = 1e-4
+"""Share of the bytes that backward reads of forward. A value below that is not offloaded: its copies take little but latency."""
+PACE_SHARE = 0.02
+"""Share of the seconds of a list that a copy to the host may wait for those before it and still be on pace."""
 EQUAL_SECONDS = 1e-9
 """Relative difference up to which seconds are the same. A split of a call must gain more."""

@@ -7,7 +7,8 @@
   for a late one: only the loss is made of it, and that is read after the step.
 - Where the host has a price (``Machine.execution``), it issues kernels and calls in the order of the list, each in the same time. Nothing
   begins before it is issued, a collective not before its copies are. It waits for the device before it reads values.
-- While any link is busy, operators run at ``1 - overlap_slowdown`` of their speed.
+- While any link is busy, operators run at ``1 - overlap_slowdown`` of their speed. Copies to the host and back do not slow them: each way
+  is a stream of its own, beside compute and links.
 
 The clock itself is ``kernels.clock.run_clock``, which the local search asks too.
 """
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.schedule.array_schedule import ints, rows
+from autopar.schedule.array_schedule import ints, rows, slowing_links
 from autopar.schedule.instructions import COMPUTE, Instruction
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.tables import CallCosts, ClockTable, Order, Timeline, run_clock, timeline_for
@@ -87,7 +88,7 @@ def _run(items: list[Instruction], slowdown: float, overlaps: bool, issue: float
     size, none = len(held), np.zeros(2 * count)
     clock = ClockTable(
         np.zeros(size, dtype=np.int64), np.ones(size, dtype=np.int64), np.concatenate([none, seconds]), ints(held), late, ints(launches),
-        ints(waiting), rows(flying), len(number), slowdown, overlaps, issue,
+        ints(waiting), rows(flying), len(number), slowing_links(list(number)), slowdown, overlaps, issue,
     )  # fmt: skip
     slots = np.arange(count)
     timeline = timeline_for(len(order), count, len(number))

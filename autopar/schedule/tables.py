@@ -30,6 +30,7 @@ class ClockTable(NamedTuple):
         reads_back: 1 for runs before which the host waits for the device.
         flying: of each slot the slots whose targets its start may read in flight.
         link_count: how many links there are.
+        slowing: the links, as bits, that slow operators while they are busy: all but those of transfers to the host and back.
         slowdown, overlaps: the hardware's ``overlap_slowdown`` and ``launch_overlaps``.
         issue: the machine's ``issue_seconds``.
     """
@@ -43,6 +44,7 @@ class ClockTable(NamedTuple):
     reads_back: Ints
     flying: Rows
     link_count: int
+    slowing: int
     slowdown: float
     overlaps: bool
     issue: float

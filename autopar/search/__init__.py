@@ -20,6 +20,7 @@ A new phase is a function and a row of ``driver.phase_table``. ``benchmarks/abla
 
 from autopar.search.driver.candidates import SEARCHED, Candidate, merge_candidates
 from autopar.search.driver.find_plan import find_plan
+from autopar.search.driver.offloading import find_plan_with_host
 from autopar.search.driver.pinned import find_pinned_plan
 from autopar.search.driver.result import Baseline, SearchResult, Shared
 from autopar.search.driver.state import Progress
@@ -29,5 +30,5 @@ from autopar.search.thresholds import Thresholds
 
 __all__ = [
     "PROOF", "SEARCHED", "Baseline", "Candidate", "PhaseRecord", "Progress", "SearchResult", "Shared", "Thresholds", "find_pinned_plan",
-    "find_plan", "merge_candidates",
+    "find_plan", "find_plan_with_host", "merge_candidates",
 ]  # fmt: skip

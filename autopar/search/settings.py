@@ -191,6 +191,21 @@ PROVED_CLAIMS = 2
 LAST_PROOF_SHARE, LAST_PROOF_WORK, LAST_PROOF_SOLVES = 0.1, 0.5, 2
 """Share of the effort and work by which a last proof may exceed it, and the solves that it may take."""
 
+# values on the host
+
+HOST_SHARES = {"limit": 0.15, "larger": 0.15, "hidden": 0.5, "fit": 0.1}
+"""Shares of the effort: of the search under the limit itself, of that under all that the host has room for, of that under what copies can
+hide, and of moving values of one plan to the host."""
+HOST_HIDDEN_SHARE = 1 / 3
+"""Share of the bytes that the host's link carries in a step, up to which copies can be hidden: they go to the host beside forward, a third
+of a step."""
+HOST_ENOUGH_GAP = 0.02
+"""Gap of a plan with values of the fastest one on the host, at which no other limit is searched."""
+HOST_ATTEMPTS = 8
+"""Sets of values that are moved to the host for one plan, at most. Each takes in what the copies of the one before held too much."""
+HOST_TRIES = 12
+"""Limits of the schedule passes that are tried for each set."""
+
 # the end of a search
 
 TIED_LAYERS_SHARE, TIED_LAYERS_TRIED = 5e-3, 3

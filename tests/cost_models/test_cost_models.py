@@ -413,3 +413,28 @@ def test_what_is_not_toml_or_not_there(tmp_path: Path) -> None:
         with pytest.raises(UnknownHardwareError, match=Path(missing).name) as caught:
             load_hardware(missing)
         assert caught.value.exit_status == 2
+
+
+def test_a_host_link_and_its_memory_are_read_back_and_shared_by_a_node() -> None:
+    assert H100.host is not None and H100.offloadable_bytes == int(1e12 / 8) and Hardware.from_dict(H100.to_dict()) == H100
+    machine = Machine(Mesh.parse("8"), H100)
+    assert machine.transfer_seconds(55e9) == pytest.approx(1.0 + 10e-6)
+    assert machine.call_streams("to_host", ()) == ("to_host",) and machine.call_streams("all_gather", ()) == ()
+    assert machine.latency_seconds("from_host", ()) == 10e-6
+
+
+@pytest.mark.parametrize(("table", "field"), [("links", "host"), ("host", "memory_bytes")])
+def test_without_host_figures_nothing_is_offloaded(table: str, field: str) -> None:
+    data = H100.to_dict()
+    hardware = Hardware.from_dict(data | {table: {name: value for name, value in data[table].items() if name != field}})
+    assert hardware.offloadable_bytes == 0 and field not in hardware.to_dict().get(table, {})
+
+
+def test_host_figures_in_other_units_are_named() -> None:
+    data = H100.to_dict()
+    data["links"]["host"] = {"latency_seconds": 10.0, "bandwidth": 55.0}
+    data["host"]["memory_bytes"] = 1000.0
+    said = Hardware.from_dict(data).unlikely()
+    assert said == (
+        "links.host.latency_seconds = 10 seconds", "links.host.bandwidth = 55 bytes/s", "host.memory_bytes = 1000 bytes",
+    )  # fmt: skip

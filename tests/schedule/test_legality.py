@@ -264,6 +264,14 @@ def reduces_before_the_last_is_added() -> Broken:
 
 LATE = "what comes late leads to the loss alone"
 AGAIN = "an operator that runs a second time may, and does the same in backward"
+def reads_what_lies_on_the_host() -> Broken:
+    """What an operator reads lies on the host of a device that has none."""
+    schedule = whole()
+    item = next(item for item in schedule.instructions if item.kind == "run" and item.reads)
+    values = {**schedule.values, item.reads[0]: schedule.values[item.reads[0]]._replace(host_bytes=4)}
+    return replace(schedule, values=values), item.id
+
+
 BROKEN: dict[str, tuple[str, Callable[[], Broken]]] = {
     "reads what is made later": ("what is read was made before and is not freed", reads_too_early),
     "reads what is in flight": ("what is read was made before and is not freed", reads_in_flight),
@@ -288,6 +296,7 @@ BROKEN: dict[str, tuple[str, Callable[[], Broken]]] = {
     "an operator is missing": ("every operator runs, and every output is made", an_operator_is_missing),
     "an output is missing": ("every operator runs, and every output is made", an_output_is_missing),
     "too much in flight": ("bytes in flight stay within the limit", too_much_in_flight),
+    "reads what lies on the host": ("copies back alone read what lies on the host, and it has room there", reads_what_lies_on_the_host),
 }
 
 

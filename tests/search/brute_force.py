@@ -30,6 +30,7 @@ from autopar.graph import Graph, Phase
 from autopar.rules import is_alias
 from autopar.schedule import Assignment, Layout, Schedule
 from autopar.schedule.deferred_loss import may_be_deferred, most_deferred_bytes
+from autopar.schedule.instructions import Value
 from autopar.schedule.ordering import steps_of
 from autopar.search.ilp.decode import decode_site
 from autopar.search.ilp.model import Model, Site
@@ -403,7 +404,7 @@ class Timing:
         if key not in self._steps:
             layout = Layout("", tensor, tensor, target, "forward", "")
             tasks = []
-            for part in steps_of(layout, source, self.graph, self.machine):
+            for part in steps_of(layout, Value(tensor, source, 0), self.graph, self.machine):
                 step = part.step
                 if step.is_collective:
                     links, latency = self.machine.links(step.axes), self.machine.latency_seconds(step.kind, step.axes)

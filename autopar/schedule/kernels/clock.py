@@ -69,7 +69,7 @@ def run_clock(
                     if (links >> link) & 1:
                         timeline.free[link] = now
                 timeline.ends[at] = now
-                busy, until = max(busy, now), max(until, now)
+                busy, until = max(busy, now) if links & clock.slowing else busy, max(until, now)
                 continue
         elif item & 1:
             if not clock.late[slot] and timeline.arrives[slot] > now:
@@ -96,7 +96,7 @@ def run_clock(
                 unsettled = max(unsettled, known.arrives[slot], end)
             timeline.arrives[slot] = end
             timeline.begins[at], timeline.ends[at] = begin, end
-            busy, until = max(busy, end) if links else busy, max(until, end)
+            busy, until = max(busy, end) if links & clock.slowing else busy, max(until, end)
             continue
         if busy <= now or clock.slowdown == 0.0 or seconds == 0.0:
             now = now + seconds

@@ -7,7 +7,7 @@ cdef class ClockTable:
     cdef const int64_t[::1] first, works, links, late, launches, reads_back
     cdef const double[::1] seconds
     cdef Rows flying
-    cdef int64_t link_count
+    cdef int64_t link_count, slowing
     cdef double slowdown, issue
     cdef bint overlaps
 

@@ -18,7 +18,7 @@ class ClockTable:
 
     def __init__(self, *fields: Any) -> None:
         self.first, self.works, self.seconds, self.links, self.late, self.launches, self.reads_back, *rest = fields
-        self.flying, self.link_count, self.slowdown, self.overlaps, self.issue = rest
+        self.flying, self.link_count, self.slowing, self.slowdown, self.overlaps, self.issue = rest
 
 
 class Timeline:

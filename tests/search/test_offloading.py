@@ -1,0 +1,52 @@
+"""The search with values on the host: what fits only so, what the bound covers, what stays as it is without."""
+
+from __future__ import annotations
+
+import pytest
+
+import autopar
+from autopar.errors import InfeasibleError
+from autopar.plan import Plan
+from autopar.recording import replay
+from autopar.search.driver.offloading import _HostSearch
+from tests.offloading import LIMITS, graph, hardware, offloaded
+
+
+def _plan(memory: int, offload: str, bandwidth: float = 1e9, host_memory: float = 1e9) -> Plan:
+    return autopar.plan(
+        graph(), mesh="dp=2,tp=2", hardware=hardware(bandwidth, host_memory), memory=memory, recompute="off", offload=offload, effort="low",
+        time_limit=300,
+    )  # fmt: skip
+
+
+def test_a_plan_fits_that_does_not_without_the_host() -> None:
+    tight = 400_000
+    with pytest.raises(InfeasibleError):
+        _plan(tight, "off")
+    found = _plan(tight, "auto")
+    assert found.predicted.peak_memory_bytes_per_rank <= tight and found.copies and autopar.check(found) == ()
+
+
+def test_without_room_on_the_host_nothing_is_moved() -> None:
+    with pytest.raises(InfeasibleError):
+        _plan(400_000, "auto", host_memory=4.0)
+
+
+def test_the_bound_holds_for_a_fast_link_too() -> None:
+    """A slower link, less room on the host or less memory never give a plan below the bound of more."""
+    slow, fast = _plan(LIMITS[1], "auto", bandwidth=1e8), _plan(LIMITS[1], "auto", bandwidth=1e12)
+    assert fast.objective.bound_seconds <= slow.objective.seconds
+    assert fast.objective.seconds <= slow.objective.seconds * (1 + 1e-9)
+    free = _plan(10**9, "auto")
+    assert not free.copies and free.objective.bound_seconds <= offloaded().objective.seconds
+    assert offloaded().objective.bound_seconds <= free.objective.seconds + 1e-12, "it is over plans that hold everything, too"
+
+
+def test_the_bound_is_of_the_limit_with_what_the_link_carries() -> None:
+    machine = replay(offloaded(), graph()).machine
+    search = _HostSearch(graph(), machine, 1000, 1.0, 1.0, {"optimizer": "adamw"})
+    search.bounds = {1000 + 10**9: 1.0, 2500: 2.0, 1500: 3.0}
+    assert search._carried(1e-6) == 1000 and search._bound(1e-6) == 1e-6
+    assert search._bound(1.2) == 1.0, "1.2 GB may be carried, and the host has room for 250 MB"
+    search.bounds = {2500: 2.0e-6, 1500: 3.0e-6}
+    assert search._bound(1.4e-6) == 1.4e-6 and search._bound(2.2e-6) == 0.0, "2200 bytes beyond the limit are over 2500"
