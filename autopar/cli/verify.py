@@ -14,7 +14,12 @@ from autopar.errors import UsageError, VerificationError
 from autopar.seeds import check_seed
 
 if TYPE_CHECKING:
-    from autopar.verify import PipelineVerification
+    from autopar.plan import Plan
+    from autopar.verify import PipelineVerification, ReducedVerification, Verification
+
+
+STEPS = 10
+"""Steps of a training plan, unless the user says another number."""
 
 
 def verify(
@@ -22,28 +27,28 @@ def verify(
     target: Annotated[str, typer.Argument(help="the model it was made for")],
     json_: Annotated[bool, typer.Option("--json", help="print the comparison as JSON")] = False,
     backend: Annotated[str, typer.Option(help="gloo: one process a rank; simulate: all ranks in one process")] = "gloo",
-    steps: Annotated[int, typer.Option(help="AdamW steps of a training plan", min=1)] = 10,
+    steps: Annotated[int, typer.Option(help="AdamW steps of a training plan", min=1)] = STEPS,
     seed: Annotated[int, typer.Option(help="of weights and inputs that have no values of their own")] = 0,
+    reduced: Annotated[bool, typer.Option("--reduced", help="a step of all ranks in one process, at reduced sizes, in float64")] = False,
 ) -> None:
     pipeline = read_pipeline(plan)
     read = read_plan(plan) if pipeline is None else None
-    if pipeline is not None and backend != "gloo":
-        raise UsageError("a pipeline is verified on real ranks so far", "leave --backend out")
+    if pipeline is not None and (reduced or backend != "gloo"):
+        raise UsageError("a pipeline is verified on real ranks so far", f"leave {'--reduced' if reduced else '--backend'} out")
+    if reduced and (backend != "gloo" or steps != STEPS):
+        raise UsageError("--reduced runs one step of all ranks in one process", "leave --backend and --steps out")
     import torch
 
     from autopar.cli.target import load_target
-    from autopar.verify import Verification, verify_pipeline
-    from autopar.verify import verify as run
+    from autopar.verify import verify_pipeline
 
     torch.set_num_threads(1)
     torch.manual_seed(check_seed(seed))
     with printing_aside(), Line() as line:
         line.say(f"loading {target}", now=True)
-        found: Verification | PipelineVerification
+        found: Verification | PipelineVerification | ReducedVerification
         if read is not None:
-            found = run(
-                read, load_target(target, read.model.mode), backend=cast(Any, backend), steps=steps, seed=seed, progress=line.elapsed
-            )  # fmt: skip
+            found = _verified(read, target, backend, steps, seed, line, reduced)
         elif pipeline is not None:
             found = verify_pipeline(pipeline, load_target(target, "train"), steps=steps, seed=seed, progress=line.elapsed)
     out(json.dumps(found.to_json(), allow_nan=False) if json_ else found)
@@ -52,3 +57,16 @@ def verify(
         rest = f", and {len(more)} more" if more else ""
         raise VerificationError(f"{plan} failed on {found.ranks} ranks: {first}{rest}", "autopar check says whether the plan was edited")
     note(f"{plan} verified on {found.ranks} ranks")
+
+
+def _verified(
+    plan: Plan, target: str, backend: str, steps: int, seed: int, line: Line, reduced: bool
+) -> Verification | ReducedVerification:  # fmt: skip
+    """A reduced run needs no memory for the model: a built-in one is made without."""
+    from autopar.cli.target import load_target
+    from autopar.verify import verify, verify_reduced
+
+    if reduced:
+        return verify_reduced(plan, load_target(target, plan.model.mode, device="meta"), seed=seed, progress=line.elapsed)
+    model = load_target(target, plan.model.mode)
+    return verify(plan, model, backend=cast(Any, backend), steps=steps, seed=seed, progress=line.elapsed)

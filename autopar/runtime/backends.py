@@ -1,4 +1,5 @@
-"""Where collectives run: ``LockstepRanks`` (all ranks in one process), ``LoneRank`` (one of them, which receives nothing),
+"""Where collectives run: ``LockstepRanks`` (all ranks in one process), ``SharingRanks`` (the same, in less memory), ``LoneRank`` (one of
+them, which receives nothing),
 ``ProcessRanks`` (this process is one rank), ``TracedRanks`` (one rank while its program is traced).
 
 A backend moves flat buffers, one for each rank it hosts; what is packed into them and what is made of them is common to all (see
@@ -149,6 +150,49 @@ class LockstepRanks:
 
     def beside(self, exchange: Exchange) -> AbstractContextManager[Any]:
         return nullcontext()
+
+
+class SharingRanks(LockstepRanks):
+    """All ranks in this process, for many of them: the ranks of a group share one tensor of what they gather, which no operator may write
+    over, and a call holds no more than it must.
+
+    What is gathered is put together when it is waited for, of sources that must not change before; what is reduced, at once.
+    """
+
+    def start(self, exchange: Exchange, buffers: Sequence[Tensor], rooms: Rooms = None) -> Wait:
+        kind = KINDS[exchange.kind]
+        if kind.joins and not kind.cuts:
+            return _Gathering(self.groups(exchange), buffers)
+        if not (kind.cuts and kind.reduces):
+            found = super().start(exchange, buffers)()
+            return lambda: found
+        parts = list(buffers)
+        for members in self.groups(exchange):
+            total = _reduced([buffers[member] for member in members], exchange)
+            for index, member in enumerate(members):
+                parts[member] = _own_part(total, index, exchange).clone()
+        return lambda: parts
+
+    def groups(self, exchange: Exchange) -> list[tuple[int, ...]]:
+        """The groups of an exchange, each once."""
+        return list(dict.fromkeys(tuple(group_of(self.mesh, exchange.axes, rank)) for rank in self.ranks))
+
+
+class _Gathering:
+    """An all-gather: the same tensor for all ranks of a group, made when it is waited for."""
+
+    def __init__(self, groups: Sequence[Sequence[int]], buffers: Sequence[Tensor]) -> None:
+        self.groups, self.buffers, self.found = groups, list(buffers), list[Tensor]()
+
+    def __call__(self) -> list[Tensor]:
+        if not self.found:
+            self.found = list(self.buffers)
+            for members in self.groups:
+                whole = torch.cat([self.buffers[member] for member in members])
+                for member in members:
+                    self.found[member] = whole
+            self.buffers.clear()
+        return self.found
 
 
 def _reduced(members: Sequence[Tensor], exchange: Exchange) -> Tensor:

@@ -191,8 +191,12 @@ class Call:
             buffers = flight.wait()
         except RuntimeError as error:
             raise self._lost(error) from error
+        made: dict[tuple[int, int], Sequence[Tensor]] = {}  # ranks that share a buffer share what is made of it
         for held, buffer, unpack in zip(ranks, buffers, self.unpacks, strict=True):
-            held.update(zip(self.targets, unpack(buffer), strict=True))
+            key = id(buffer), id(unpack)
+            if key not in made:
+                made[key] = unpack(buffer)
+            held.update(zip(self.targets, made[key], strict=True))
 
     def _lost(self, error: RuntimeError) -> RuntimeError:
         """The backend's own error speaks of sockets; this one says what was being done, and who else took part."""

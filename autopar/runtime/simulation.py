@@ -46,19 +46,21 @@ class Simulation:
 
 
 def simulate(
-    schedule: Schedule, values: Mapping[str, Tensor], *, dropout: bool = True, device: torch.device | str = "cpu"
+    schedule: Schedule, values: Mapping[str, Tensor], *, dropout: bool = True, device: torch.device | str = "cpu",
+    ranks: LockstepRanks | None = None,
 ) -> Simulation:  # fmt: skip
     """Runs all ranks in this process, in lockstep.
 
     Args:
         values: a global tensor for each of the graph's inputs, by tensor name; of an input that is cut, that of the whole batch.
         device: on which they all compute.
+        ranks: all of the mesh; in lockstep, each with memory of its own, when not given.
     """
     mesh = schedule.machine.mesh
-    executable = bind(schedule, LockstepRanks(mesh), torch.device(device), dropout=dropout)
+    executable = bind(schedule, LockstepRanks(mesh) if ranks is None else ranks, torch.device(device), dropout=dropout)
     scattered = {item.tensor: scatter_all(schedule, item.tensor, values[item.tensor]) for item in schedule.graph.inputs}
     observed: list[Observed] = []
-    ranks = run_step(executable, range(mesh.ranks), lambda number: entering(scattered, number, mesh.ranks), observed)
-    parts = tuple([held[value] for held in ranks] for _, value in schedule.outputs)
+    held = run_step(executable, range(mesh.ranks), lambda number: entering(scattered, number, mesh.ranks), observed)
+    parts = tuple([one[value] for one in held] for _, value in schedule.outputs)
     outputs = tuple(gather(local, schedule.specs[value], mesh) for local, (_, value) in zip(parts, schedule.outputs, strict=True))
     return Simulation(outputs, parts, tuple(observed))

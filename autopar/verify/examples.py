@@ -70,14 +70,16 @@ def with_example_values(call: Any, names: Mapping[int, str], graph: Graph, seed:
 
     def fill(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in done:
-            values = tensor.detach().cpu() if not has_no_values(tensor) else _example(tensor, names.get(id(tensor), ""), graph, generator)
+            name = names.get(id(tensor), "")
+            values = tensor.detach().cpu() if not has_no_values(tensor) else example_like(tensor, name, graph, generator)
             done[id(tensor)] = values.requires_grad_(tensor.requires_grad)
         return done[id(tensor)]
 
     return map_tensors(fill, call)
 
 
-def _example(tensor: torch.Tensor, name: str, graph: Graph, generator: torch.Generator) -> torch.Tensor:
+def example_like(tensor: torch.Tensor, name: str, graph: Graph, generator: torch.Generator) -> torch.Tensor:
+    """Random values of the tensor's shape and dtype, integers in the range that the graph's use of the input ``name`` allows."""
     shape = tuple(tensor.shape)
     if tensor.dtype == torch.bool:
         return torch.rand(shape, generator=generator) < 0.5
@@ -88,8 +90,9 @@ def _example(tensor: torch.Tensor, name: str, graph: Graph, generator: torch.Gen
     return torch.randint(bound, shape, generator=generator).to(tensor.dtype)
 
 
-def index_bound(graph: Graph, tensor: str) -> int:
-    """The size of the smallest table that the values of ``tensor`` index, through views, copies and slices of it."""
+def index_bound(graph: Graph, tensor: str, default: int = DEFAULT_BOUND) -> int:
+    """The size of the smallest table that the values of ``tensor`` index, through views, copies and slices of it; ``default`` where they
+    index none."""
     bounds: list[int] = []
     seen, todo = {tensor}, [tensor]
     while todo:
@@ -103,7 +106,7 @@ def index_bound(graph: Graph, tensor: str) -> int:
                 fresh = [output for output in op.outputs if output not in seen]
                 seen.update(fresh)
                 todo += fresh
-    return min(bounds, default=DEFAULT_BOUND)
+    return min(bounds, default=default)
 
 
 def _bound_of_use(graph: Graph, op: Op, position: int) -> int | None:

@@ -1,0 +1,13 @@
+"""A plan verified whole at reduced sizes, all ranks in one process: for plans of more ranks and memory than there are at hand.
+
+verifying   verify_reduced: the reduced schedule on simulated ranks, the reduced graph on one device, the comparison
+layers      one of each kind of equal layers
+shrinking   the schedule with every factor shrunk
+extents     the number that each dim is divided by
+relations   arguments and whole dims of operators, at other sizes
+single      the reduced graph on one device
+"""
+
+from autopar.verify.reduced.verifying import ReducedVerification, verify_reduced
+
+__all__ = ["ReducedVerification", "verify_reduced"]
