@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from math import inf
 from typing import Any
 
 import pytest
@@ -99,6 +100,7 @@ def test_a_pin_of_one_layer_leaves_the_others_alone() -> None:
     assert found.seconds <= free.seconds * 1.01
     assert free.bound_seconds <= found.bound_seconds * (1 + 1e-9) <= found.seconds * (1 + 2e-9)
     assert set(found.baselines) == set(free.baselines)
+    assert all(phase.step_after == inf for phase in found.trace if phase.name.startswith("without pins")), "no plans that keep the pin"
     assert {phase.name.split(": ")[0] for phase in found.trace} >= {"without pins", "alike", "pinned"}
 
 

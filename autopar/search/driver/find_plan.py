@@ -188,8 +188,8 @@ def _search_spread_pins(
 ) -> SearchResult | None:  # fmt: skip
     """The search where pins tell equal layers apart.
 
-    The pins of one layer are those of all in a folded search. Its strategies and those of the plan without pins are combined, each layer
-    on its own. The bound is that without the pins.
+    The pins of one layer are those of all in a folded search, which has half of the work. Its strategies and those of the plan without
+    pins are combined, each layer on its own. The bound is that without the pins.
     """
     plans, spread = [relaxed], folding.spread_pins(pins)
     if spread is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -56,7 +57,8 @@ def find_pinned_plan(
     found = find_plan(graph, machine, constraints=everything, time_limit=left, shared=shared, relaxed=free, **options)
     if free is None:
         return found
-    trace = tuple(replace(phase, name=f"{WITHOUT_PINS}: {phase.name}") for phase in free.trace)
+    named = ((f"{WITHOUT_PINS}: {phase.name}", phase) for phase in free.trace)
+    trace = tuple(replace(phase, name=name, step_before=inf, step_after=inf) for name, phase in named)  # these plans do not count
     return replace(found, trace=(*trace, *found.trace), cut=found.cut or free.cut, solve_seconds=free.solve_seconds + found.solve_seconds)
 
 
