@@ -18,12 +18,13 @@ import torch
 from torch import nn
 
 from autopar.alike import plan_followers, stored_specs
-from autopar.api import capture, load, plan
+from autopar.api import capture, plan
 from autopar.errors import AutoparError, FileError, InfeasibleError, TimeLimitError, UsageError
 from autopar.files import check_path, parse_json, read_text, write_whole
 from autopar.graph import Graph
 from autopar.options import check_number, check_seconds
 from autopar.plan import Plan
+from autopar.recording import load
 from autopar.report.units import seconds as seconds_text
 from autopar.report.units import size as bytes_text
 from autopar.runtime.padding import Dims, Padding
