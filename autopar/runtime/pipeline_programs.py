@@ -22,8 +22,8 @@ from autopar.graph import Graph
 from autopar.importer import Capture, Captures, capture
 from autopar.importer.containers import changed
 from autopar.pipeline import Action, Stages, cut_graph
-from autopar.pipeline.orders import write_lines
 from autopar.pipeline.crossing import crossing_pins
+from autopar.pipeline.orders import write_lines
 from autopar.pipeline.timetable import read_order
 from autopar.pipeline_plan import PipelinePlan
 from autopar.recording import replay
