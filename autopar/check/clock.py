@@ -65,7 +65,8 @@ def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = 
             gate = place
         if row.kind == "start" or links:
             holder.update(dict.fromkeys(links, place))
-            busy = [span for span in busy if span[1] > ends.get(gate, 0.0)] + [(begin, ends[place])] * (not BESIDE.issuperset(links))
+            since = ends.get(gate, 0.0) if row.kind == "start" else begin  # one that waits for a copy slows operators from here on
+            busy = [span for span in busy if span[1] > ends.get(gate, 0.0)] + [(since, ends[place])] * (not BESIDE.issuperset(links))
     return max(ends.values(), default=0.0)
 
 

@@ -8,7 +8,7 @@
 - Where the host has a price (``Machine.execution``), it issues kernels and calls in the order of the list, each in the same time. Nothing
   begins before it is issued, a collective not before its copies are. It waits for the device before it reads values.
 - While any link is busy, operators run at ``1 - overlap_slowdown`` of their speed. Copies to the host and back do not slow them: each way
-  is a stream of its own, beside compute and links.
+  is a stream of its own, beside compute and links. A collective that waits for a copy slows operators from its start on.
 
 The clock itself is ``kernels.clock.run_clock``, which the local search asks too.
 """
