@@ -9,11 +9,13 @@ torchtitan   megatron_sp with parameters, gradients and optimizer states split o
 ===========  =========================================================================================
 
 The embedding and the head count as a layer each; where counts do not divide, the first stages have one more. Where 1F1B's microbatches in
-flight do not fit, all stages recompute: selectively, else in full (``search.baselines.checkpointing``).
+flight do not fit, all stages recompute: selectively, else in full (``search.baselines.checkpointing``). Recomputation takes longer, so it is
+not tried where the plain form is slower than the fastest that fits.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -168,7 +170,8 @@ class PipelineBaselines:
             for policy in ("", *(POLICIES if self.recompute else ())) if written else ():
                 plans = self._schedule(written, policy)
                 made = found[f"{name}+{policy}" if policy else name] = self._price(stages, cut, plans, transfer)
-                if made.fits or self._is_late:
+                least = min((one.times.step for one in found.values() if one.fits), default=math.inf)
+                if made.fits or made.times.step >= least or self._is_late:
                     break
         best = min((name for name, one in found.items() if one.fits), key=lambda name: found[name].times.step, default=None)
         if best is not None and not self._is_late:
