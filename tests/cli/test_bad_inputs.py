@@ -182,7 +182,7 @@ def test_figures_in_another_unit_are_said(field: str, tmp_path: Path, capsys: py
 
 def test_a_field_that_is_not_there_is_named_beside_the_missing_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "machine.toml"
-    path.write_text(GOOD.replace("memory_bytes", "memory_gb"))
+    path.write_text(GOOD.replace("memory_bytes", "memory_gb", 1))
     ran = autopar(capsys, "plan", "zoo:mlp,layers=1", "--mesh", "dp=2", "--hardware", path)
     refused(ran, 3, tmp_path, {path})
     assert "field memory_bytes: field required; there is no field memory_gb\nhint: figures are plain numbers" in ran.err
