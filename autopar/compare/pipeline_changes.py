@@ -20,6 +20,7 @@ def pipeline_changes(first: PipelinePlan | Plan, second: PipelinePlan | Plan) ->
     for number, (old, new) in enumerate(zip(first.stages, second.stages, strict=False)):
         for what, before, after in (
             ("forward_seconds", old.forward_seconds, new.forward_seconds), ("backward_seconds", old.backward_seconds, new.backward_seconds),
+            ("weights_seconds", old.weights_seconds or 0.0, new.weights_seconds or 0.0),
             ("peak_memory_bytes_per_rank", old.peak_memory_bytes_per_rank, new.peak_memory_bytes_per_rank),
             ("in_flight", old.in_flight, new.in_flight),
         ):  # fmt: skip

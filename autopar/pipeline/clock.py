@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from autopar.pipeline.cutting import Stages
 from autopar.pipeline.timetable import Action, Part, stages_split
+from autopar.pipeline_plan import PipelinePlan
 from autopar.schedule import Instruction, Schedule, memory, simulate
 from autopar.schedule.simulation import makespan
 from autopar.schedule.splitting import find_weight_part
@@ -51,6 +52,11 @@ class StageCosts:
         return self.last_weights if last else self.weights
 
     @property
+    def busy(self) -> float:
+        """Seconds of all parts of a microbatch."""
+        return self.forward + self.backward + self.weights
+
+    @property
     def most_held(self) -> int:
         """Bytes that a microbatch holds between its parts, at most."""
         return max(self.held, self.held_for_weights)
@@ -77,6 +83,18 @@ def measure_stage(schedule: Schedule, optimizer: str, *, split: bool = False) ->
         forward, backward, last_backward, schedule.optimizer_seconds(optimizer), held_between(schedule, first, ("input",)),
         memory(schedule, optimizer).peak, weights, last_weights, held_between(schedule, second, ("input", "tangent")) if split else 0,
     )  # fmt: skip
+
+
+def recorded_costs(plan: PipelinePlan) -> list[StageCosts]:
+    """The figures of each stage as the plan file has them."""
+    return [
+        StageCosts(
+            row.forward_seconds, row.backward_seconds, row.last_backward_seconds, row.optimizer_seconds, row.held_bytes_per_rank,
+            row.plan.predicted.peak_memory_bytes_per_rank, row.weights_seconds or 0.0, row.last_weights_seconds or 0.0,
+            row.held_for_weights_bytes_per_rank or 0,
+        )
+        for row in plan.stages
+    ]  # fmt: skip
 
 
 def _seconds(schedule: Schedule, items: Sequence[Instruction], microbatch: int) -> float:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from autopar.compare import explain
 from autopar.errors import UsageError
 from autopar.graph import layer_of
-from autopar.pipeline.clock import PipelineTimes, StageCosts, time_pipeline
+from autopar.pipeline.clock import PipelineTimes, StageCosts, recorded_costs, time_pipeline
 from autopar.pipeline.cutting import Boundary, Stages
+from autopar.pipeline.order_search import choose_order
 from autopar.pipeline.timetable import read_order
 from autopar.pipeline_plan import PipelinePlan
-from autopar.solvers.pipeline import Mode, PipelineProblem, numbered, solve_pipeline
 
 CUT = "cut"
 """The name by which the cut itself is asked for."""
@@ -65,8 +65,8 @@ def move_layers(plan: PipelinePlan) -> tuple[Moved, ...]:
 
     A layer is as long and as large as the mean of the stage whose layers are the shortest: embedding and head are in others.
     """
-    counts, costs = layer_counts(plan), _costs(plan)
-    inner = min((stage for stage, count in enumerate(counts) if count), key=lambda stage: _busy(costs[stage]) / counts[stage], default=None)
+    counts, costs = layer_counts(plan), recorded_costs(plan)
+    inner = min((stage for stage, count in enumerate(counts) if count), key=lambda stage: costs[stage].busy / counts[stage], default=None)
     found = []
     for stage in range(len(costs) - 1):
         for source, target in ((stage + 1, stage), (stage, stage + 1)):
@@ -82,13 +82,13 @@ def _explain_cut(plan: PipelinePlan) -> Iterator[str]:
     counts, step, m = layer_counts(plan), plan.objective.seconds, plan.microbatches
     yield f"{len(plan.stages)} stages of {', '.join(map(str, counts))} layers, {m} microbatches, {_ms(step)} a step"
     before = after = 0.0
-    for number, (stage, count) in enumerate(zip(plan.stages, counts, strict=True)):
-        work = m * (stage.forward_seconds + stage.backward_seconds)
+    for number, (stage, count, cost) in enumerate(zip(plan.stages, counts, recorded_costs(plan), strict=True)):
+        work = m * cost.busy
         words = f"begins after {_ms(before)}, works {m} x {_ms(work / m)} = {_ms(work)}, and {_ms(after)} follow its last backward"
         memory = f"{stage.peak_memory_bytes_per_rank / 2**30:.3g} of {plan.memory_limit_bytes_per_rank / 2**30:.3g} GiB"
         yield f"stage {number}, {count} layers: {words}: {_ms(before + work + after)} at least; {stage.in_flight} in flight in {memory}"
-        before += stage.forward_seconds + plan.transfer_seconds
-        after += stage.backward_seconds + plan.transfer_seconds
+        before += cost.forward + plan.transfer_seconds
+        after += cost.backward + plan.transfer_seconds
     yield "earlier stages wait less at both ends, so they have room for more layers; the head is in the last"
     for moved in move_layers(plan):
         where = f"a layer from stage {moved.source} to stage {moved.target}"
@@ -98,47 +98,23 @@ def _explain_cut(plan: PipelinePlan) -> Iterator[str]:
             yield f"{where}: about {_ms(moved.seconds)} ({100 * (moved.seconds / step - 1):+.1f} %)"
 
 
-def _costs(plan: PipelinePlan) -> list[StageCosts]:
-    return [
-        StageCosts(
-            stage.forward_seconds, stage.backward_seconds, stage.last_backward_seconds, stage.optimizer_seconds, stage.held_bytes_per_rank,
-            stage.plan.predicted.peak_memory_bytes_per_rank,
-        )
-        for stage in plan.stages
-    ]  # fmt: skip
-
-
-def _busy(cost: StageCosts) -> float:
-    return cost.forward + cost.backward
-
-
 def _scaled(cost: StageCosts, share: float) -> StageCosts:
-    return StageCosts(
-        share * cost.forward, share * cost.backward, share * cost.last_backward, share * cost.optimizer, int(share * cost.held),
-        int(share * cost.peak),
-    )  # fmt: skip
+    return StageCosts(*(type(figure)(share * figure) for figure in astuple(cost)))
 
 
 def _added(cost: StageCosts, layer: StageCosts, times: int) -> StageCosts:
     """A stage with a layer more or, for -1, less."""
-    return StageCosts(
-        max(cost.forward + times * layer.forward, 0.0), max(cost.backward + times * layer.backward, 0.0),
-        max(cost.last_backward + times * layer.last_backward, 0.0), max(cost.optimizer + times * layer.optimizer, 0.0),
-        max(cost.held + times * layer.held, 0), max(cost.peak + times * layer.peak, 0),
-    )  # fmt: skip
+    return StageCosts(*(max(figure + times * more, 0) for figure, more in zip(astuple(cost), astuple(layer), strict=True)))
 
 
 def _time(plan: PipelinePlan, costs: Sequence[StageCosts]) -> PipelineTimes | None:
     """The step with the best orders found for stages of these costs; None where nothing fits in memory."""
-    modes = tuple((Mode(one.forward, one.backward, 0.0, float(one.held), float(max(one.peak - one.held, 0))),) for one in costs)
-    limit = float(plan.memory_limit_bytes_per_rank)
-    problem = PipelineProblem(modes, len(modes), plan.microbatches, transfer=plan.transfer_seconds, limit=limit)
-    solution = solve_pipeline(problem, work=SOLVE_SECONDS)
-    if solution.plan is None:
+    limit = plan.memory_limit_bytes_per_rank
+    lines = choose_order(plan.order, costs, plan.microbatches, plan.transfer_seconds, limit, SOLVE_SECONDS)
+    if lines is None:
         return None
-    order = read_order([" ".join(f"{one.kind}{one.microbatch}" for one in numbered(line)) for line in solution.plan.orders])
     stages = Stages((), tuple(Boundary(row.tensor, row.from_stage, row.to_stage) for row in plan.boundaries))
-    return time_pipeline(stages, costs, order, plan.transfer_seconds)
+    return time_pipeline(stages, costs, read_order(lines), plan.transfer_seconds)
 
 
 def _ms(seconds: float) -> str:

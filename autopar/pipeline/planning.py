@@ -25,13 +25,14 @@ from autopar.pipeline.crossing import crossing_pins, crossing_specs, stage_pins,
 from autopar.pipeline.cutting import STAGE_AXIS, Stages, cut_graph, stage_mesh
 from autopar.pipeline.equal_stages import schedule_for, structure_of
 from autopar.pipeline.layer_tables import LayerTables, measure_layers
-from autopar.pipeline.orders import in_flight_of, write_lines
+from autopar.pipeline.order_search import choose_order
+from autopar.pipeline.orders import in_flight_of
 from autopar.pipeline.timetable import Action, read_order
 from autopar.pipeline_plan import OrderName
 from autopar.schedule import Schedule, memory
 from autopar.schedule.splitting import split_backward
 from autopar.search import Progress, SearchResult, Shared, find_plan
-from autopar.solvers.pipeline import Mode, PipelineProblem, numbered, solve_pipeline
+from autopar.solvers.pipeline import PipelineProblem, solve_pipeline
 
 MANY = 1 << 16
 """Microbatches of the problem whose bound is that of one: what a step does once then counts for 1/65536 of a microbatch."""
@@ -297,7 +298,7 @@ class _Planner:
             found.append(result)
             costs.append(measure_stage(result.schedule, self.asked.optimizer, split=self.asked.split))
         transfer = transfer_seconds(self.asked.machine, stages, self.graph, specs)
-        lines = self._choose_order(costs, transfer)
+        lines = choose_order(self.asked.order, costs, self.microbatches, transfer, self.asked.memory_limit, SOLVE_SECONDS)
         if lines is None:
             return None
         order = read_order(lines)
@@ -305,21 +306,6 @@ class _Planner:
         if max(times.peaks) > self.asked.memory_limit:
             return None
         return PipelineResult(stages, cut, tuple(found), tuple(costs), order, times, transfer, 0.0)
-
-    def _choose_order(self, costs: Sequence[StageCosts], transfer: float) -> Sequence[str] | None:
-        """Each stage's actions; None where no order found fits in memory."""
-        if self.asked.order in ("gpipe", "1f1b"):
-            return write_lines(self.asked.order, len(costs), self.microbatches)
-        modes = tuple(
-            (Mode(one.forward, one.backward, one.weights, float(one.most_held), float(one.peak - one.most_held)),) for one in costs
-        )
-        problem = PipelineProblem(
-            modes, len(modes), self.microbatches, transfer=transfer, split=self.asked.split, limit=float(self.asked.memory_limit)
-        )  # fmt: skip
-        solution = solve_pipeline(problem, work=SOLVE_SECONDS)
-        if solution.plan is None:
-            return None
-        return [" ".join(f"{one.kind}{one.microbatch}" for one in numbered(line)) for line in solution.plan.orders]
 
     def _plan_stage(self, graph: Graph, pins: Mapping[str, str], in_flight: int) -> SearchResult:
         """The plan of a stage that leaves room for the microbatches between their halves: the fastest of all limits tried."""

@@ -9,7 +9,7 @@ from itertools import product
 from typing import NamedTuple
 
 from autopar.pipeline import Boundary, Stages
-from autopar.pipeline.clock import StageCosts, time_pipeline
+from autopar.pipeline.clock import recorded_costs, time_pipeline
 from autopar.pipeline.timetable import read_order
 from autopar.pipeline_plan import PipelinePlan
 from autopar.report import units
@@ -50,14 +50,7 @@ def stage_bars(plan: PipelinePlan) -> tuple[StageBar, ...]:
     """
     order = read_order([stage.order for stage in plan.stages])
     stages = Stages((), tuple(Boundary(row.tensor, row.from_stage, row.to_stage) for row in plan.boundaries))
-    costs = [
-        StageCosts(
-            row.forward_seconds, row.backward_seconds, row.last_backward_seconds, row.optimizer_seconds, row.held_bytes_per_rank,
-            row.plan.predicted.peak_memory_bytes_per_rank, row.weights_seconds or 0.0, row.last_weights_seconds or 0.0,
-            row.held_for_weights_bytes_per_rank or 0,
-        )
-        for row in plan.stages
-    ]  # fmt: skip
+    costs = recorded_costs(plan)
     times = time_pipeline(stages, costs, order, plan.transfer_seconds)
     found, last = list[StageBar](), plan.microbatches - 1
     for action, begin in zip(order, times.begins, strict=True):

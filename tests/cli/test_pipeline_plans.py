@@ -14,6 +14,7 @@ import pytest
 from autopar.check.pipelines import check_pipeline
 from autopar.errors import UsageError
 from autopar.pipeline import explanation
+from autopar.pipeline.clock import recorded_costs
 from autopar.pipeline.explanation import layer_counts, move_layers
 from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
@@ -188,7 +189,7 @@ def test_explain_cut_prices_a_layer_more_on_each_side(plan: Path, capsys: pytest
 def test_a_layer_moved_and_moved_back_leaves_the_step(text: str) -> None:
     """The stages' own figures, timed as for a moved layer, give the plan's step or less: orders are solved again."""
     read = PipelinePlan.from_json(text)
-    times = explanation._time(read, explanation._costs(read))
+    times = explanation._time(read, recorded_costs(read))
     assert times is not None and times.step == pytest.approx(read.objective.seconds, rel=1e-6)
 
 
@@ -266,6 +267,9 @@ def test_gradients_of_weights_apart_are_planned_shown_and_verified(tmp_path: Pat
     made = autopar(capsys, *PLAN, "--stages", "1,2", "--order", "zero-bubble", "-o", path)
     assert made.status == 0 and "weights" in made.out.split("begins with")[1].splitlines()[0]
     assert "order     zero-bubble" in made.out
+    found = PipelinePlan.from_json(path.read_text())
+    times = explanation._time(found, recorded_costs(found))
+    assert times is not None and times.step == pytest.approx(found.objective.seconds, rel=1e-6), "explain counts gradients of weights too"
     assert autopar(capsys, "check", path, TARGET).status == 0
     assert autopar(capsys, "show", path, "--html", tmp_path / "x.html").status == 0
     assert "--stages layers.1 --order zero-bubble" in (tmp_path / "x.html").read_text()

@@ -39,13 +39,17 @@ def minimise_peak(
     Args:
         proved: no plan fits in ``limit``.
         budget: work of all solves and schedules.
+
+    Raises:
+        InfeasibleError: the choices do not go together, in any memory: those of another plan need not go with all pins.
     """
     light = _byte_time_problem(model, problem)
     plans = [rival.assignment for rival in rivals]
     held = solve(light, _solve_budget(budget, LEAST_MEMORY_FIRST_WORK), gap=LEAST_MEMORY_GAP, seed=seed).choices
     if held is not None:
         plans.append(decode_assignment(model, held))
-    assert plans, "without a limit every graph has a plan"
+    if not plans:
+        raise InfeasibleError("no plan keeps all pins, whatever its memory", "leave out a pin (--pin), or one of the model's own")
     best = min((_schedule_lean(model, plan, limit, budget) for plan in plans), key=lambda timed: timed.memory.peak)
     ruled_out = low = limit if proved else 0
     target = limit
