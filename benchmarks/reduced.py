@@ -1,24 +1,28 @@
 """Does a verification at reduced sizes find what is wrong, and how long does it take?
 
-``mutations``: one plan, and the runtime or the plan changed in one place: a wrong dim, a wrong order, a missing reduction. A change is found
-when the verification fails or refuses the plan. Where a plan has nothing that a change applies to, the row says so. ``sizes``: plans of
-published models on 64 and 512 ranks, planned first; seconds of the processor and memory of the verification alone.
+``mutations``: a plan drawn at random, so that it has collectives and strategies of all kinds, with the runtime or the schedule changed in
+one place: a wrong dim, a wrong order, a missing reduction. A change is found when the verification fails. Plans are drawn until one has
+what the change applies to; that one decides.
+``sizes``: plans of published models on 64 and 512 ranks, planned first; processor time and memory of the verification alone.
 
-    python benchmarks/reduced.py [--cases mutations|sizes|all] [--target zoo:llama3,layers=4] [--mesh dp=2,tp=4] [--json FILE]
+    python benchmarks/reduced.py [--cases mutations|sizes|all] [--only NAME] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -31,53 +35,62 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 SIZES = (("zoo:llama3-8b,batch=16,seq=8192", "dp=8,tp=8"), ("zoo:llama3-405b", "pod=8,dp=8,tp=8"))
 """Targets and meshes of ``sizes``."""
+PLANS = 12
+"""Plans that are drawn, at most, for one that a change applies to."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One change: ``found`` is how it showed; empty where it did not."""
+    """One change: ``found`` is how it showed, empty where it did not; ``plans`` were drawn until it applied to one, 0 if to none."""
 
     name: str
     found: str
-    applies: bool = True
+    plans: int
 
 
 class Unchanged(Exception):
-    """The plan has nothing that the change applies to."""
+    """The schedule has nothing that the change applies to."""
+
+
+TOUCHED: set[str] = set()
+"""Holds an entry when a change has changed something."""
+
+
+def touch() -> None:
+    """Tells that a change has changed something."""
+    TOUCHED.add("it")
 
 
 # --- the runtime changed ------------------------------------------------------------------------------------------------
 
+Change = Callable[[Any], Any]
+"""From what runs to what runs in its place."""
+Within = Callable[[], AbstractContextManager[Any]]
+"""Makes a context in which a change is in force."""
+BACKENDS, EXECUTION, CALLS = "autopar.runtime.backends", "autopar.runtime.execution", "autopar.runtime.collectives"
 
-def _patched(place: str, make: Callable[[Any], Any]) -> Callable[[], AbstractContextManager[Any]]:
-    """A change of the function at ``module:name`` to what ``make`` makes of it."""
+
+def _patched(place: str, make: Change) -> Within:
+    """A change of the function or method at ``module:name``."""
 
     @contextmanager
     def change() -> Iterator[None]:
-        from importlib import import_module
-
-        module, _, name = place.partition(":")
+        module, _, path = place.partition(":")
         owner: Any = import_module(module)
-        *inside, name = name.split(".")
+        *inside, name = path.split(".")
         for word in inside:
             owner = getattr(owner, word)
-        if isinstance(owner, dict):
-            with patch.dict(owner, {name: make(owner[name])}):
-                yield
-        else:
-            with patch.object(owner, name, make(getattr(owner, name))):
-                yield
+        with patch.object(owner, name, make(getattr(owner, name))):
+            yield
 
     return change
 
 
-def _entry(place: str, key: str, make: Callable[[Any], Any]) -> Callable[[], AbstractContextManager[Any]]:
+def _entry(place: str, key: str, make: Change) -> Within:
     """A change of an entry of the table at ``module:name``."""
 
     @contextmanager
     def change() -> Iterator[None]:
-        from importlib import import_module
-
         module, _, name = place.partition(":")
         table = dict(getattr(import_module(module), name))
         table[key] = make(table[key])
@@ -87,23 +100,14 @@ def _entry(place: str, key: str, make: Callable[[Any], Any]) -> Callable[[], Abs
     return change
 
 
-BACKENDS, EXECUTION, CALLS = "autopar.runtime.backends", "autopar.runtime.execution", "autopar.runtime.collectives"
-
-
-def _other_sources(old: Callable[..., Any]) -> Callable[..., Any]:
-    def start(self: Any, exchange: Any, buffers: Any, rooms: Any = None) -> Any:
-        return old(self, replace(exchange, sources=tuple(range(len(buffers)))) if exchange.sources else exchange, buffers, rooms)
-
-    return start
-
-
-def _not_over(kind: str) -> Callable[[Any], Any]:
+def _not_over(kind: str) -> Change:
     """A collective of this kind that gives each rank what it gave."""
 
     def make(old: Any) -> Any:
         def start(self: Any, exchange: Any, buffers: Any, rooms: Any = None) -> Any:
             if exchange.kind != kind:
                 return old(self, exchange, buffers, rooms)
+            touch()
             length = buffers[0].numel() // (exchange.size if kind == "reduce_scatter" else 1)
             return lambda: [buffer.view(-1)[:length].clone() for buffer in buffers]
 
@@ -112,25 +116,67 @@ def _not_over(kind: str) -> Callable[[Any], Any]:
     return make
 
 
-def _reversed_groups(old: Any) -> Any:
-    return lambda mesh, axes, rank: tuple(reversed(old(mesh, axes, rank)))
+def _reduction(instead: Callable[[Any, Any], Any]) -> Change:
+    def make(old: Any) -> Any:
+        def reduce(one: Any, other: Any, out: Any) -> Any:
+            touch()
+            return out.copy_(instead(one, other))
+
+        return reduce
+
+    return make
 
 
-def _turned_groups(old: Any) -> Any:
-    def group(mesh: Any, axes: Any, rank: int) -> Any:
-        found = old(mesh, axes, rank)
-        return (*found[1:], found[0])
+def _all_to_all(turn: Callable[[Any, int, int], tuple[Any, int]]) -> Change:
+    """An all-to-all of other members, or of another part."""
 
-    return group
+    def make(old: Any) -> Any:
+        def run(members: Any, index: int, exchange: Any) -> Any:
+            touch()
+            return old(*turn(members, index, exchange.size), exchange)
+
+        return run
+
+    return make
 
 
-def _other_axes(old: Any) -> Any:
-    return lambda mesh, axes, rank: old(mesh, tuple(reversed(axes)), rank)
+def _sources(other: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Change:
+    """Permutes from other ranks."""
+
+    def make(old: Any) -> Any:
+        def start(self: Any, exchange: Any, buffers: Any, rooms: Any = None) -> Any:
+            sources = other(exchange.sources)
+            if exchange.kind != "permute" or sources == exchange.sources:
+                return old(self, exchange, buffers, rooms)
+            touch()
+            return old(self, replace(exchange, sources=sources), buffers, rooms)
+
+        return start
+
+    return make
+
+
+def _groups(other: Callable[[Any, Any, Any, int], tuple[int, ...]]) -> Change:
+    def make(old: Any) -> Any:
+        def group(mesh: Any, axes: Any, rank: int) -> Any:
+            found, wanted = other(old, mesh, axes, rank), old(mesh, axes, rank)
+            if found != wanted:
+                touch()
+            return found
+
+        return group
+
+    return make
 
 
 def _without_offsets(old: Any) -> Any:
+    """Arguments of the first rank."""
+
     def localized(op: Any, tensors: Any, strategy: Any, sizes: Any, coordinates: Any) -> Any:
-        return old(op, tensors, strategy, sizes, tuple(0 for _ in coordinates))
+        found = old(op, tensors, strategy, sizes, tuple(0 for _ in coordinates))
+        if found != old(op, tensors, strategy, sizes, coordinates):
+            touch()
+        return found
 
     return localized
 
@@ -139,8 +185,10 @@ def _dims_first(old: Any) -> Any:
     """Cuts dim 0, where its length allows it."""
 
     def cutting(part: Any, blocks: int) -> Any:
-        if blocks == 1 or part.filled or part.shapes.sent[0] % blocks:
+        sent = part.shapes.sent
+        if blocks == 1 or part.filled or part.step.dims[-1] == 0 or sent[0] % blocks or math.prod(sent[: part.step.dims[-1]]) == 1:
             return old(part, blocks)
+        touch()
         return lambda source: source.unflatten(0, (blocks, -1))
 
     return cutting
@@ -150,7 +198,10 @@ def _joined_first(old: Any) -> Any:
     """Joins along dim 0."""
 
     def joining(part: Any, blocks: int) -> Any:
-        return old(part, blocks) if blocks == 1 or part.filled else lambda columns: columns.reshape(part.shapes.came).contiguous()
+        if blocks == 1 or part.filled or math.prod(part.shapes.came[: part.step.dims[0]]) == 1:
+            return old(part, blocks)
+        touch()
+        return lambda columns: columns.reshape(part.shapes.came).contiguous()
 
     return joining
 
@@ -160,19 +211,21 @@ def _parts_reversed(old: Any) -> Any:
 
     def unpacking(call: Any, blocks: int) -> Any:
         run = old(call, blocks)
-        alike = len({part.shapes.came for part in call.parts}) == 1
-        return (lambda buffer: list(reversed(run(buffer)))) if alike and len(call.parts) > 1 else run
+        if len(call.parts) == 1 or len({part.shapes.came for part in call.parts}) > 1:
+            return run
+        touch()
+        return lambda buffer: list(reversed(run(buffer)))
 
     return unpacking
 
 
-def _cut_at(other: Callable[[int, int], int]) -> Callable[[Any], Any]:
+def _cut_at(other: Callable[[int, int], int]) -> Change:
     """A slice of another part."""
 
     def make(old: Any) -> Any:
         def slicing(part: Any, index: int) -> Any:
-            (dim,) = part.step.dims
-            size = part.shapes.source[dim] // part.shapes.target[dim]
+            size = math.prod(axis.size for axis in part.step.axes)
+            touch()
             return old(part, other(index, size))
 
         return slicing
@@ -182,64 +235,60 @@ def _cut_at(other: Callable[[int, int], int]) -> Callable[[Any], Any]:
 
 def _own_alone(old: Any) -> Any:
     """Collectives inside operators give each rank what it gave."""
-    return lambda backend, exchange, tensors: [tensor.clone() for tensor in tensors]
+
+    def exchanged(backend: Any, exchange: Any, tensors: Any) -> Any:
+        touch()
+        return [tensor.clone() for tensor in tensors]
+
+    return exchanged
 
 
 def _from_nothing(old: Any) -> Any:
     """Each rank holds the first part."""
-    return lambda tensor, spec, mesh: [old(tensor, spec, mesh)[0]] * mesh.ranks
+
+    def scattered(tensor: Any, spec: Any, mesh: Any) -> Any:
+        touch()
+        return [old(tensor, spec, mesh)[0]] * mesh.ranks
+
+    return scattered
 
 
-RUNTIME: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
-    "all-reduce left out": _patched(f"{BACKENDS}:SharingRanks.start", _not_over("all_reduce")),
-    "reduce-scatter without its sum": _patched(f"{BACKENDS}:SharingRanks.start", _not_over("reduce_scatter")),
-    "sums of the first rank twice": _entry(f"{BACKENDS}:REDUCE", "sum", lambda old: lambda one, other, out: out.copy_(one + one)),
-    "sum taken for the largest": _entry(f"{BACKENDS}:REDUCE", "sum", lambda old: _largest),
-    "largest taken for the sum": _entry(f"{BACKENDS}:REDUCE", "max", lambda old: lambda one, other, out: out.copy_(one + other)),
+def _turned(found: tuple[int, ...]) -> tuple[int, ...]:
+    return (*found[1:], *found[:1])
+
+
+START = f"{BACKENDS}:SharingRanks.start"
+RUNTIME: Mapping[str, Within] = {
+    "all-reduce left out": _patched(START, _not_over("all_reduce")),
+    "reduce-scatter without its sum": _patched(START, _not_over("reduce_scatter")),
+    "sums of the first rank twice": _entry(f"{BACKENDS}:REDUCE", "sum", _reduction(lambda one, other: one + one)),
+    "the largest in place of the sum": _entry(f"{BACKENDS}:REDUCE", "sum", _reduction(lambda one, other: one.maximum(other))),
+    "the difference in place of the sum": _entry(f"{BACKENDS}:REDUCE", "sum", _reduction(lambda one, other: one - other)),
     "all-to-all of the next part": _entry(
-        f"{BACKENDS}:_SEMANTICS", "all_to_all",
-        lambda old: lambda members, index, exchange: old(members, (index + 1) % exchange.size, exchange),
+        f"{BACKENDS}:_SEMANTICS", "all_to_all", _all_to_all(lambda members, index, size: (members, (index + 1) % size))
     ),
     "all-to-all in reverse order": _entry(
-        f"{BACKENDS}:_SEMANTICS", "all_to_all", lambda old: lambda members, index, exchange: old(members[::-1], index, exchange),
+        f"{BACKENDS}:_SEMANTICS", "all_to_all", _all_to_all(lambda members, index, size: (members[::-1], index))
     ),
-    "permute left out": _patched(f"{BACKENDS}:SharingRanks.start", _other_sources),
-    "groups in reverse order": _patched(f"{BACKENDS}:group_of", _reversed_groups),
-    "groups turned by one": _patched(f"{BACKENDS}:group_of", _turned_groups),
-    "groups minor to major": _patched(f"{BACKENDS}:group_of", _other_axes),
+    "permute left out": _patched(START, _sources(lambda sources: tuple(range(len(sources))))),
+    "permute from the neighbour": _patched(START, _sources(_turned)),
+    "groups in reverse order": _patched(f"{BACKENDS}:group_of", _groups(lambda old, mesh, axes, rank: old(mesh, axes, rank)[::-1])),
+    "groups turned by one": _patched(f"{BACKENDS}:group_of", _groups(lambda old, mesh, axes, rank: _turned(old(mesh, axes, rank)))),
+    "groups minor to major": _patched(f"{BACKENDS}:group_of", _groups(lambda old, mesh, axes, rank: old(mesh, axes[::-1], rank))),
     "offsets of the first rank": _patched(f"{EXECUTION}:localize", _without_offsets),
     "blocks cut along dim 0": _patched(f"{CALLS}:_cutting", _dims_first),
     "blocks joined along dim 0": _patched(f"{CALLS}:_joining", _joined_first),
     "parts of a bucket in reverse order": _patched(f"{CALLS}:_unpacking", _parts_reversed),
     "slices of the first part": _entry(f"{EXECUTION}:CUT", "slice", _cut_at(lambda index, size: 0)),
     "slices from the other end": _entry(f"{EXECUTION}:CUT", "slice", _cut_at(lambda index, size: size - 1 - index)),
-    "masks that keep all": _entry(f"{EXECUTION}:CUT", "mask", lambda old: lambda part, index: old(part, 0)),
+    "masks that keep all": _entry(f"{EXECUTION}:CUT", "mask", _cut_at(lambda index, size: 0)),
     "statistics inside operators of one rank": _patched(f"{EXECUTION}:exchange_now", _own_alone),
     "inputs of the first rank everywhere": _patched("autopar.runtime.simulation:scatter", _from_nothing),
 }  # fmt: skip
 """Changes of what runs."""
 
 
-def _largest(one: Any, other: Any, out: Any) -> Any:
-    import torch
-
-    return torch.maximum(one, other, out=out)
-
-
 # --- the plan changed ---------------------------------------------------------------------------------------------------
-
-
-def _of_schedule(change: Callable[[Schedule], Schedule]) -> Callable[[], AbstractContextManager[Any]]:
-    """A change of the schedule behind ``check``, which refuses most of them in the file."""
-
-    def make(old: Any) -> Any:
-        def rebuilt(*args: Any, **named: Any) -> Any:
-            captured, schedule = old(*args, **named)
-            return captured, change(schedule)
-
-        return rebuilt
-
-    return _patched("autopar.verify.reduced.verifying:rebuild", make)
 
 
 def _of_first_part(fits: Callable[[Part], bool], change: Callable[[Part], Part]) -> Callable[[Schedule], Schedule]:
@@ -335,7 +384,7 @@ def _over_what_is_read(schedule: Schedule) -> Schedule:
         if item.kind != "run" or item.over is not None or schedule.operations[item.of].op.target != "aten.mul.Tensor":
             continue
         there = [value for value in item.reads if value in written and last[value] > index]
-        result = schedule.graph.tensors[item.writes[0]].shape
+        result = schedule.graph.tensors[schedule.values[item.writes[0]].tensor].shape
         there = [value for value in there if schedule.graph.tensors[schedule.values[value].tensor].shape == result]
         if there and schedule.storage[there[0]] == there[0]:
             changed = item._replace(over=there[0])
@@ -357,7 +406,9 @@ PLAN: Mapping[str, Callable[[Schedule], Schedule]] = {
     "an all-to-all with its dims exchanged": _of_first_part(
         lambda part: part.step.kind == "all_to_all", _with_step(dims=lambda step: step.dims[::-1])
     ),
-    "a reduction that takes the largest": _of_first_part(lambda part: part.step.reduction == "sum", _with_step(reduction=lambda step: "max")),
+    "a reduction that takes the largest": _of_first_part(
+        lambda part: part.step.reduction == "sum", _with_step(reduction=lambda step: "max")
+    ),
     "a permute from the neighbour": _of_first_part(
         lambda part: part.step.kind == "permute", _with_step(sources=lambda step: (*step.sources[1:], step.sources[0]))
     ),
@@ -372,39 +423,47 @@ PLAN: Mapping[str, Callable[[Schedule], Schedule]] = {
 }  # fmt: skip
 """Changes of a schedule."""
 
-MUTATIONS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
-    **RUNTIME, **{name: _of_schedule(change) for name, change in PLAN.items()},
-}  # fmt: skip
-"""All changes, by name; each is in force within its context."""
-
-
-def find_mutation(name: str, plan: Any, target: Any) -> Row:
-    """Verifies the plan at reduced sizes with a change in force. ``verify_reduced`` runs in a forked process, which has it too."""
-    from autopar.errors import AutoparError
-    from autopar.verify import verify_reduced
-
-    sys.stderr.flush()
-    with MUTATIONS[name]():
-        try:
-            found = verify_reduced(plan, target)
-        except AutoparError as error:
-            return Row(name, f"{type(error).__name__}: {error.message}", "Unchanged" not in error.message)
-    return Row(name, found.problems[0] if found.problems else "")
+MUTATIONS = (*RUNTIME, *PLAN)
+"""All changes, by name."""
 
 
 # --- the command --------------------------------------------------------------------------------------------------------
 
 
-def mutations(target: str, mesh: str) -> Iterator[Row]:
-    """Every change on one plan at prices at which every split pays."""
+@lru_cache
+def schedules(seed: int) -> tuple[Any, Schedule]:
+    """A plan of a small Llama on 4 x 4 ranks, drawn at random, and its schedule."""
     import autopar
-    from autopar.cli.target import load_target
-    from benchmarks.models import stressed
+    from autopar import zoo
+    from tests.graphs import machine, plan_of, random_schedule
 
-    made = load_target(target, device="meta")
-    plan = autopar.plan(made.model, made.args, mesh=mesh, hardware=stressed(), effort="low")
-    for name in MUTATIONS:
-        yield find_mutation(name, plan, made)
+    made = zoo.build("llama3", layers=1, batch=32, seq=32, device="meta")
+    graph = autopar.capture(made.model, made.args, mode="train")
+    schedule = random_schedule(graph, machine("a=4,b=4"), seed, again=0.2)
+    return plan_of(schedule), schedule
+
+
+def find_mutation(name: str, plans: int = PLANS) -> Row:
+    """Verifies plans at reduced sizes with a change in force, up to the first that it applies to."""
+    from autopar.verify.reduced.verifying import verify_schedule
+
+    for seed in range(plans):
+        plan, schedule = schedules(seed)
+        TOUCHED.clear()
+        if name in PLAN:
+            try:
+                schedule = PLAN[name](schedule)
+            except Unchanged:
+                continue
+            touch()
+        try:
+            with RUNTIME[name]() if name in RUNTIME else nullcontext():
+                found = verify_schedule(plan, schedule, {})
+        except Exception as error:  # a change may break anything: that it does not pass unseen is what is asked
+            return Row(name, f"{type(error).__name__}: {error}".splitlines()[0], seed + 1)
+        if TOUCHED:
+            return Row(name, found.problems[0] if found.problems else "", seed + 1)
+    return Row(name, "", 0)
 
 
 def sizes() -> Iterator[dict[str, Any]]:
@@ -429,15 +488,17 @@ def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--cases", choices=("mutations", "sizes", "all"), default="mutations")
-    parser.add_argument("--target", default="zoo:llama3,layers=4")
-    parser.add_argument("--mesh", default="dp=2,tp=4")
+    parser.add_argument("--only", default="", help="changes whose names have this in them")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     rows: list[dict[str, Any]] = []
     if asked.cases != "sizes":
-        for row in mutations(asked.target, asked.mesh):
-            rows.append(asdict(row))
-            print(f"{'found' if row.found and row.applies else 'does not apply' if row.found else 'NOT FOUND':14} {row.name}: {row.found}", flush=True)
+        for name in MUTATIONS:
+            if asked.only in name:
+                row = find_mutation(name)
+                rows.append(asdict(row))
+                word = "found" if row.found else "NOT FOUND" if row.plans else "no plan"
+                print(f"{word:9} {row.plans:2} {name}: {row.found}", flush=True)
     if asked.cases != "mutations":
         for item in sizes():
             rows.append(item)

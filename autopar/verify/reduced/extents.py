@@ -53,17 +53,16 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Kept:
-    """A dim that keeps most of its size.
+    """A dim that keeps its size.
 
     Args:
-        where: a tensor and the user's line.
-        before, after: its sizes.
-        reason: what holds it.
+        where: the tensor and the dim.
+        size: its entries.
+        reason: what holds it: an operator and the user's line, or unequal parts.
     """
 
     where: str
-    before: int
-    after: int
+    size: int
     reason: str
 
 
@@ -111,11 +110,11 @@ class Extents:
         return self.unknowns[self._root(node)].value if node in self.parent else 1
 
     def kept(self, above: int) -> Iterator[Kept]:
-        """The dims of which more than ``above`` entries are left, the largest first, one of each unknown."""
-        found = [item for item in self.unknowns.values() if item.extent // item.value > above and isinstance(item.shown[1], int)]
-        for item in sorted(found, key=lambda item: -item.extent // item.value):
+        """The dims that are held, of more than ``above`` entries, the largest first, one of each unknown."""
+        found = [item for item in self.unknowns.values() if item.reason and item.extent > above and isinstance(item.shown[1], int)]
+        for item in sorted(found, key=lambda item: -item.extent):
             name, dim = item.shown
-            yield Kept(f"dim {dim} of {name}", item.extent, item.extent // item.value, item.reason or "its parts cannot be smaller")
+            yield Kept(f"dim {dim} of {name}", item.extent, item.reason)
 
     # --- unknowns and what bounds them ---
 
@@ -140,16 +139,17 @@ class Extents:
                 max(a.extent, b.extent), math.gcd(a.divides, b.divides), min(a.most, b.most), a.reason or b.reason, shown
             )  # fmt: skip
 
-    def _bound(self, node: Node, length: int, reason: str, least: int | None = None) -> None:
+    def _bound(self, node: Node, length: int, least: int | None = None) -> None:
         """The number divides ``length``, and at least ``least`` are left of it."""
         known = self.known[self._root(node)]
         divides, most = math.gcd(known.divides, length), min(known.most, max(1, length // (self.least if least is None else least)))
         if (divides, most) != (known.divides, known.most):
             known.divides, known.most = divides, most
-            known.reason = reason if min(divides, most) == 1 else known.reason
 
     def _hold(self, node: Node, reason: str) -> None:
-        self._bound(node, 1, reason)
+        self._bound(node, 1)
+        known = self.known[self._root(node)]
+        known.reason = known.reason or reason
 
     def _dims(self, tensor: Tensor) -> list[Node | None]:
         return [self._node((tensor.name, dim), extent) if extent > 1 else None for dim, extent in enumerate(tensor.shape)]
@@ -181,7 +181,7 @@ class Extents:
         if op.target.split(".")[1] in ("view", "_unsafe_view", "reshape", "view_copy"):
             self.equations.append(([node for node in dims[0] if node], [node for node in dims[1] if node]))
         strategy = self.schedule.operations[op.name].strategy
-        self._of_factors(own, rule.extent, strategy, where)
+        self._of_factors(own, rule.extent, strategy)
 
     def _of_whole(self, op: Op, whole: Mapping[Place, Node], where: str) -> None:
         """The dims that no factor stands for."""
@@ -197,7 +197,7 @@ class Extents:
                 self._unite(one, other)
             for which, length in relation.lengths:
                 if there and which == number:
-                    self._bound(there[0], length, where, least=1)
+                    self._bound(there[0], length, least=1)
         lookup = looked_up(op)
         free = self._is_given(op, lookup.numbers) if lookup is not None else False
         spoken = set(places(relation))
@@ -216,21 +216,19 @@ class Extents:
             (name,) = maker.inputs
         return name in inputs
 
-    def _of_factors(self, own: str, extents: Mapping[str, int], strategy: Strategy, where: str) -> None:
+    def _of_factors(self, own: str, extents: Mapping[str, int], strategy: Strategy) -> None:
         """Each rank's part of a factor; in two where ranks trade halves."""
         halves = bool(way_of(strategy))
         for name, axes in plain_factors(strategy).items():
             if (own, name) in self.parent:
-                self._part(
-                    (own, name), extents[name], math.prod(self.schedule.machine.mesh.sizes[axis] for axis in axes), where, halves,
-                )  # fmt: skip
+                self._part((own, name), extents[name], math.prod(self.schedule.machine.mesh.sizes[axis] for axis in axes), halves)
 
-    def _part(self, node: Node, extent: int, parts: int, where: str, halves: bool = False) -> None:
+    def _part(self, node: Node, extent: int, parts: int, halves: bool = False) -> None:
         if extent % parts:
             self._hold(node, f"it is cut in {parts} unequal parts")
         elif parts > 1:
             part = extent // parts
-            self._bound(node, part // 2 if halves else part, where, least=1 if halves else min(self.least, part))
+            self._bound(node, part // 2 if halves else part, least=1 if halves else min(self.least, part))
 
     def _of_specs(self) -> None:
         seen: set[tuple[str, ShardingSpec]] = set()
@@ -244,7 +242,7 @@ class Extents:
         for dim, extent in enumerate(self.graph.tensors[tensor].shape):
             if (tensor, dim) in self.parent:
                 parts = spec.parts(dim, self.schedule.machine.mesh.sizes) * blocks.get(dim, 1)
-                self._part((tensor, dim), extent, parts, f"it lies as {spec!s} in {parts} parts")
+                self._part((tensor, dim), extent, parts)
 
     def _of_steps(self) -> None:
         """A rank's shapes between the steps of reshards."""
@@ -258,7 +256,7 @@ class Extents:
                     continue
                 for shape in (shapes.source, shapes.sent, shapes.came, shapes.target):
                     length = shape[dim]
-                    self._bound(node, length, f"a rank has {length} entries while it is resharded", least=min(self.least, length) or 1)
+                    self._bound(node, length, least=min(self.least, length) or 1)
                 if shapes.filled and any(end.parts(dim, self.schedule.machine.mesh.sizes) > 1 for end in shapes.ends):
                     even = all(extent % end.parts(dim, self.schedule.machine.mesh.sizes) == 0 for end in shapes.ends)
                     if not even:

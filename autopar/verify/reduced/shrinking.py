@@ -24,8 +24,8 @@ from autopar.sharding import runs
 from autopar.verify.reduced.extents import Extents, Kept
 from autopar.verify.reduced.relations import call_with_shapes, counted, rewritten, with_arguments
 
-MOST_LEFT = 256
-"""Entries of a dim beyond which the report names it and what holds it."""
+SMALL = 64
+"""Entries of a dim up to which it does not matter that it keeps them."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Shrunk:
 
     Args:
         schedule: the same but for sizes.
-        kept: the dims that are still large, the largest first.
+        kept: the dims that keep their sizes, the largest first.
     """
 
     schedule: Schedule
@@ -57,7 +57,7 @@ def shrink(schedule: Schedule, held: Mapping[str, str] | None = None, least: int
         graph = _graph(schedule.graph, extents)
         wrong = _first_wrong(graph, schedule.graph, fast)
         if wrong is None:
-            return Shrunk(_schedule(schedule, graph), tuple(extents.kept(MOST_LEFT)))
+            return Shrunk(_schedule(schedule, graph), tuple(extents.kept(SMALL)))
         op, reason = wrong
         if op.name in fast:
             where = op.location or op.module or op.name

@@ -39,7 +39,7 @@ from autopar.verify.widened import wide_tensors, widened
 
 TOLERANCE = Tolerance(1e-9, 1e-9, 1e-9)
 """In float64: rounding of sums in another order is below 1e-11 at these sizes."""
-MOST_BYTES = 5 * 2**30
+MOST_BYTES = 9 * 2**29
 """Bytes of all ranks' tensors together at the peak: the process then stays within 6 GiB."""
 ROOMS = ((2, True), (2, False), (1, True), (1, False))
 """``least`` and ``apart`` of ``Extents``, in the order in which they are tried: the first that fits is taken."""
@@ -60,7 +60,7 @@ class ReducedVerification:
         collectives, planned_collectives: likewise, of one microbatch.
         layers, planned_layers: repeats of equal layers that ran, and those of the plan.
         broken_buckets: kinds of buckets that ran with fewer parts than planned: they span more layers than were kept.
-        kept: the dims that are still large.
+        kept: the dims that keep their sizes.
         peak_bytes: of all ranks' tensors together.
         problems: what did not pass, in words.
     """
@@ -109,7 +109,7 @@ class ReducedVerification:
         if self.broken_buckets:
             lines.append(f"  buckets      {self.broken_buckets} kinds span more layers: they ran with the parts of those that are left")
         lines.append(f"  memory       {self.peak_bytes:,} bytes, all ranks together")
-        lines += [f"  kept         {item.where}: {item.after} of {item.before} ({item.reason})" for item in self.kept]
+        lines += [f"  kept         {item.where}, {item.size} entries: {item.reason}" for item in self.kept]
         return "\n".join([*lines, *(f"  problem      {problem}" for problem in self.problems)])
 
 
@@ -131,22 +131,30 @@ def verify_reduced(plan: Plan, target: Any, *, seed: int = 0, progress: Say = si
     def alone(_: int) -> ReducedVerification:
         progress("capturing the model")
         captured, schedule = rebuild(parts.model, plan, loss=parts.loss, example=(parts.args, parts.kwargs, parts.loss_args))
-        progress("shrinking the model")
-        fewer = with_fewer_layers(schedule)
-        wide = widened(fewer.schedule)
-        given = {name: tensor for name, tensor in held_tensors(parts.model) if not has_no_values(tensor)}
-        shrunk, values, single = reduced_run(wide, {**given, **captured.constants}, seed)
-        progress(f"running on {schedule.machine.mesh.ranks} simulated ranks")
-        lean = without_overwriting(shrunk.schedule)
-        return compare_reduced(plan, fewer, shrunk, single, simulate(lean, values, dropout=False, ranks=SharingRanks(lean.machine.mesh)))
+        given = {name: tensor for name, tensor in parts.model.named_buffers(remove_duplicate=False) if not has_no_values(tensor)}
+        return verify_schedule(plan, schedule, {**given, **captured.constants}, seed, progress)
 
     found: ReducedVerification = run_ranks(alone, 1, alone=True, name=RUN_NAME)[0]
     return found
 
 
-def held_tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The model's buffers by name: their values may mean something, as those of a table of positions or a mask do."""
-    return list(model.named_buffers(remove_duplicate=False))
+def verify_schedule(
+    plan: Plan, schedule: Schedule, given: Mapping[str, torch.Tensor], seed: int = 0, progress: Say = silent
+) -> ReducedVerification:  # fmt: skip
+    """Runs a plan's schedule at reduced sizes in this process and compares it.
+
+    Args:
+        given: buffers and constants that have values, by name: a table of positions or a mask may mean something.
+
+    Raises:
+        UsageError: sizes that cannot be reduced.
+    """
+    progress("shrinking the model")
+    fewer = with_fewer_layers(schedule)
+    shrunk, values, single = reduced_run(widened(fewer.schedule), given, seed)
+    progress(f"running on {schedule.machine.mesh.ranks} simulated ranks")
+    lean = without_overwriting(shrunk.schedule)
+    return compare_reduced(plan, fewer, shrunk, single, simulate(lean, values, dropout=False, ranks=SharingRanks(lean.machine.mesh)))
 
 
 def reduced_run(
@@ -183,10 +191,10 @@ def _fitting(schedule: Schedule, held: Mapping[str, str]) -> Shrunk:
         needed = total_bytes(shrunk.schedule)
         if needed <= MOST_BYTES:
             return shrunk
-    message = f"at reduced sizes all ranks take {needed / 2**30:.1f} GiB together, more than {MOST_BYTES / 2**30:.0f} GiB"
+    message = f"at reduced sizes all ranks take {needed / 2**30:.1f} GiB together, more than {MOST_BYTES / 2**30:.1f} GiB"
     if shrunk.kept:
         first = shrunk.kept[0]
-        message = f"{first.where} keeps {first.after} of its {first.before} entries ({first.reason}): {message}"
+        message = f"{first.where} keeps its {first.size} entries ({first.reason}): {message}"
     raise UsageError(message, "take that size from a shape, plan for smaller example inputs, or verify on as many ranks as the plan has")
 
 

@@ -1,0 +1,199 @@
+"""verify --reduced: right plans pass on all their ranks in one process, wrong ones do not, and what cannot shrink is named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopar
+from autopar import zoo
+from autopar.errors import MismatchError, UsageError
+from autopar.graph import Graph
+from autopar.plan import Plan
+from autopar.schedule import Schedule
+from autopar.schedule.legality import check_legal
+from autopar.verify import verify_reduced
+from autopar.verify.reduced import layers, verifying
+from autopar.verify.reduced.layers import with_fewer_layers
+from autopar.verify.reduced.shrinking import shrink
+from autopar.verify.reduced.verifying import verify_schedule
+from benchmarks.models import stressed
+from benchmarks.reduced import find_mutation
+from tests.cli.runs import run
+from tests.graphs import machine, plan_of, random_schedule
+
+
+def captured(name: str, mode: Any = "train", **keys: Any) -> Graph:
+    made = zoo.build(name, mode=mode, device="meta", **keys)
+    return autopar.capture(made.model, made.args, mode=mode)
+
+
+def drawn(graph: Graph, mesh: str, seed: int = 0, again: float = 0.0) -> tuple[Plan, Schedule]:
+    schedule = random_schedule(graph, machine(mesh), seed, again=again)
+    return plan_of(schedule), schedule
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "mesh"),
+    [
+        ("mlp", "train", "2x2x2"), ("gpt2", "train", "2x4"), ("llama3", "train", "4x4"), ("llama3", "inference", "2x2"), ("moe", "train", "2x4"),
+        ("resnet", "train", "2x2"), ("llama3", "train", "3x2"),
+    ],
+)  # fmt: skip
+def test_plans_drawn_at_random_pass(name: str, mode: Any, mesh: str) -> None:
+    graph = captured(name, mode)
+    for seed in range(2):
+        plan, schedule = drawn(graph, mesh, seed, again=0.3 if mode == "train" else 0.0)
+        found = verify_schedule(plan, schedule, {})
+        assert found.passed and found.ranks == schedule.machine.mesh.ranks, found.problems
+        assert found.collectives == found.planned_collectives and found.operators == found.planned_operators
+        assert found.output_error <= 1e-9 and max(found.gradient_errors.values(), default=0.0) <= 1e-9
+        assert json.loads(json.dumps(found.to_json(), allow_nan=False))["compared_in"] == "float64"
+
+
+def test_a_step_of_microbatches_is_compared_whole() -> None:
+    made = zoo.build("gpt2", batch=16, device="meta")
+    plan = autopar.plan(made.model, made.args, mesh="dp=2,tp=2", hardware=stressed(), microbatches=4, effort="low")
+    found = verify_reduced(plan, made)
+    assert plan.microbatches == 4 and found.passed, found.problems
+
+
+def test_a_reduced_graph_is_that_of_the_smaller_model() -> None:
+    """Each operator of a large Llama, shrunk, is that of a Llama built in these sizes, but for numbers that its code computes of them."""
+    plan, schedule = drawn(captured("llama3", batch=64, seq=256, width=512, heads=32, hidden=1536, vocab=384), "4x4")
+    small = shrink(schedule).schedule.graph
+    shapes = {item.name: small.tensors[item.tensor].shape for item in small.inputs}
+    (batch, seq), (vocab, width), hidden = shapes["tokens"], shapes["head.weight"], shapes["layers.0.ffn.w1.weight"][0]
+    heads, _, size = next(small.tensors[op.inputs[0]].shape[1:] for op in small.ops if op.target == "autopar.attention.default")
+    kv_heads = next(small.tensors[op.inputs[1]].shape[1] for op in small.ops if op.target == "autopar.attention.default")
+    assert (batch, seq, width) < (64, 256, 512) and shapes["layers.0.attn.wq.weight"] == (heads * size, width)
+    sizes = {"batch": batch, "seq": seq, "heads": heads, "kv_heads": kv_heads, "hidden": hidden}
+    if width != heads * size:  # the zoo's Llama has no other width than its heads', so compare that of the same ratio
+        return pytest.fail(f"width {width}, heads {heads} of {size}: draw another plan")
+    wanted = captured("llama3", width=width, vocab=vocab, **sizes)
+    for one, other in zip(small.ops, wanted.ops, strict=True):
+        assert one.target == other.target
+        assert [small.tensors[name].shape for name in one.outputs] == [wanted.tensors[name].shape for name in other.outputs], one.name
+        if one.target.split(".")[1] in ("view", "slice", "split", "expand", "arange", "cat", "full", "rms_norm"):
+            assert one.args == other.args, one.name
+
+
+def deep(layers: int = 6) -> tuple[Plan, Schedule]:
+    """Equal layers, lying alike."""
+    graph = captured("llama3", layers=layers)
+    made = autopar.plan(graph, mesh="dp=2,tp=2", hardware=stressed(), effort="low")
+    from autopar.recording.replaying import replay
+
+    return made, replay(made, graph)
+
+
+def test_equal_layers_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "MOST_RUNS", 0)  # none is kept for a bucket alone
+    plan, schedule = deep(8)
+    fewer = with_fewer_layers(schedule)
+    assert fewer.layers == 8 and 2 <= fewer.kept < 8
+    check_legal(fewer.schedule, "fewer layers")
+    kinds = {(item.op.target, item.strategy) for item in schedule.operations.values()}
+    assert {(item.op.target, item.strategy) for item in fewer.schedule.operations.values()} == kinds
+    found = verify_schedule(plan, schedule, {})
+    assert found.passed and found.layers == fewer.kept and found.operators < found.planned_operators, found.problems
+
+
+def test_a_layer_that_lies_otherwise_is_kept() -> None:
+    graph = captured("mlp", layers=4)
+    _, schedule = drawn(graph, "2x2")  # strategies drawn at random: no two layers are equal
+    assert len(graph.groups) == 1 and with_fewer_layers(schedule).kept == len(graph.groups[0])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "reduce-scatter without its sum", "all-to-all in reverse order", "groups minor to major", "offsets of the first rank",
+        "blocks joined along dim 0", "slices from the other end", "a gather along another dim", "an operator left out",
+        "a result over what is still read",
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_found(name: str) -> None:
+    row = find_mutation(name)
+    assert row.plans and row.found
+
+
+class Windows(nn.Module):
+    """Windows of a dim, whose number no rule knows at another size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.unfold(1, 3, 1).sum(-1)).square().mean()
+
+
+def test_what_keeps_its_size_is_named_with_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.device("meta"):
+        target = (Windows(), (torch.empty(16, 4096, 8),))
+    plan = autopar.plan(*target, mesh="2", hardware="cpu-cluster")
+    found = verify_reduced(plan, target)
+    assert found.passed and "test_reduced.py:" in found.kept[0].reason and found.kept[0].size == 4096
+    monkeypatch.setattr(verifying, "MOST_BYTES", 2**16)
+    with pytest.raises(UsageError, match=r"keeps its 4096 entries \(aten.unfold at .*test_reduced.py:\d+\).*hint: ") as refused:
+        verify_reduced(plan, target)
+    assert refused.value.message.count("\n") == 0
+
+
+def test_an_index_that_is_baked_in_keeps_its_table() -> None:
+    """A number of an entry beyond the reduced dim."""
+
+    class Picked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+            self.register_buffer("places", torch.tensor([0, 900]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x[:, self.places]).square().mean()
+
+    target = (Picked(), (torch.randn(8, 1024, 64),))
+    found = verify_reduced(autopar.plan(*target, mesh="2", hardware="cpu-cluster"), target)
+    assert found.passed and any(item.size == 1024 for item in found.kept), found
+
+
+def test_another_model_is_refused() -> None:
+    made = zoo.build("mlp", device="meta")
+    plan = autopar.plan(made.model, made.args, mesh="2", hardware="cpu-cluster")
+    with pytest.raises(MismatchError, match="another model"):
+        verify_reduced(plan, zoo.build("mlp", width=32, device="meta"))
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    made = zoo.build("mlp", device="meta")
+    plan = autopar.plan(made.model, made.args, mesh="dp=2,tp=2", hardware="cpu-cluster", cost_model="communication")
+    file = tmp_path / "plan.json"
+    plan.save(file)
+    done = run("verify", str(file), "zoo:mlp", "--reduced", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["passed"], done.stderr
+    refused = run("verify", str(file), "zoo:mlp", "--reduced", "--backend", "simulate")
+    assert refused.returncode == 2 and refused.stderr.rstrip().endswith("hint: leave --backend and --steps out")
+    wrong = run("verify", str(file), "zoo:mlp,width=32", "--reduced")
+    assert wrong.returncode == 3 and wrong.stderr.count("hint: ") == 1
+
+
+def test_a_collective_out_of_turn_is_told() -> None:
+    plan, schedule = drawn(captured("mlp"), "2x2")
+    rows = plan.collectives
+    turned = replace_rows(plan, (rows[1], rows[0], *rows[2:]))
+    found = verify_schedule(turned, schedule, {})
+    assert not found.passed and "planned is" in found.problems[0]
+
+
+def replace_rows(plan: Plan, rows: Any) -> Plan:
+    return plan.model_copy(update={"collectives": rows})
+
+
+__all__ = ["replace"]
