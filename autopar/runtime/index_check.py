@@ -31,6 +31,14 @@ class OutOfReachError(UsageError, IndexError):
     """A row, or a class, that is not there: an IndexError too, as torch's own."""
 
 
+def check_lookup(op: Op, graph: Graph, operands: Sequence[torch.Tensor]) -> None:
+    """Raises OutOfReachError: an operator in forward looks up an entry that its table does not have. The operands are whole."""
+    lookup = looked_up(op)
+    if lookup is not None and lookup.entries and op.phase == "forward" and not of_class_weights(op, graph):
+        size, where = count_entries(op, graph.tensors), op.location or op.module or op.name
+        _check(operands[lookup.numbers], size=size, ignored=ignored_number(op), called=lookup.entries, where=where, traced=False)
+
+
 def write_check(
     code: Code, op: Op, graph: Graph, args: Sequence[Any], reads: Sequence[str], traced: bool
 ) -> ErrorHandler | None:  # fmt: skip

@@ -71,7 +71,7 @@ class Extents:
 
     Args:
         schedule: whose specs and steps bound them.
-        held: operators whose whole dims keep their sizes, with the reason: what is known of them did not hold.
+        held: operators whose dims keep their sizes, with the reason: what is known of them did not hold.
         least: entries that are left of each rank's part of a dim, where it has as many.
         apart: whether dims of different sizes stay different, where one can be larger by itself: a dim that is taken for another one then
             shows in shapes too.
@@ -178,6 +178,8 @@ class Extents:
                 else:
                     self.equations.append(([node], parts))
         self._of_whole(op, whole, where)
+        for node in {node for nodes in dims for node in nodes if node} if op.name in self.held else ():
+            self._hold(node, self.held[op.name])
         if op.target.split(".")[1] in ("view", "_unsafe_view", "reshape", "view_copy"):
             self.equations.append(([node for node in dims[0] if node], [node for node in dims[1] if node]))
         strategy = self.schedule.operations[op.name].strategy
@@ -186,9 +188,9 @@ class Extents:
     def _of_whole(self, op: Op, whole: Mapping[Place, Node], where: str) -> None:
         """The dims that no factor stands for."""
         found = call_with_shapes(op, self.graph.tensors)
-        if found is None or op.name in self.held:
+        if found is None:
             for node in whole.values():
-                self._hold(node, self.held.get(op.name, where))
+                self._hold(node, where)
             return
         relation = relation_of(*found)
         for number, group in enumerate(relation.tied):
@@ -284,7 +286,7 @@ class Extents:
 
     def _sides(self) -> tuple[tuple[tuple[Node, ...], tuple[Node, ...]], ...]:
         """The equations in roots, each once, without what stands on both sides."""
-        found = {}
+        found = dict[tuple[tuple[Node, ...], tuple[Node, ...]], None]()
         for left, right in self.equations:
             one, other = [self._root(node) for node in left], [self._root(node) for node in right]
             for node in list(one):

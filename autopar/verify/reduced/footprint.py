@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from autopar.cost_models.collectives import KINDS
+from autopar.cost_models.collectives import CALLS
 from autopar.schedule import Collective, Schedule
 
 
@@ -25,7 +25,8 @@ def without_overwriting(schedule: Schedule) -> Schedule:
 
 
 def _is_shared(call: Collective) -> bool:
-    return KINDS[call.kind].joins and not KINDS[call.kind].cuts
+    kind = CALLS[call.kind]
+    return kind.joins and not kind.cuts
 
 
 def total_bytes(schedule: Schedule) -> int:

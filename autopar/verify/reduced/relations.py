@@ -121,7 +121,7 @@ def _joined(call: OperatorCall) -> Relation:
 
 def _padded(call: OperatorCall) -> Relation:
     rank, amounts = len(call.shape(0)), call.arguments["pad"]
-    tied, lengths = [], []
+    tied, lengths = list[tuple[Place, ...]](), list[tuple[int, int]]()
     for index in range(len(amounts) // 2):
         dim = rank - 1 - index
         lengths += [(len(tied), abs(amount)) for amount in amounts[2 * index : 2 * index + 2] if amount]

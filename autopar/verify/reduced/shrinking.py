@@ -95,9 +95,9 @@ def _reduced(op: Op, graph: Graph, tensors: Mapping[str, Tensor], extents: Exten
             case "extent" if argument is not None:
                 length = math.prod(map(left, rest))
                 changed[name] = (length,) if isinstance(argument, tuple) else length
-            case "start":
+            case "start" if argument is not None:
                 changed[name] = argument // extents.divisor((f"op:{op.name}", rest[0]))
-            case "ratio":
+            case "ratio" if argument is not None:
                 padded = (1,) * (len(after[1]) - len(after[0])) + after[0]
                 changed[name] = tuple(given and big // max(small, 1) for given, big, small in zip(argument, after[1], padded, strict=True))
     return rewritten(with_arguments(op, row, changed), row, call, before, after)
@@ -162,7 +162,7 @@ def _shapes(shapes: Shapes, whole: tuple[int, ...], sizes: tuple[int, ...]) -> S
     def less(shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple([extent // divisor for extent, divisor in zip(shape, divisors, strict=True)])
 
-    places = ()
+    places: tuple[tuple[tuple[int, int, int], ...], ...] = ()
     if shapes.runs:
         cuts = [tuple([sizes[axis] for axis in one or other]) for one, other in zip(*(end.dims for end in shapes.ends), strict=True)]
         places = tuple([runs(extent, cut) for extent, cut in zip(whole, cuts, strict=True)])

@@ -9,6 +9,7 @@ import torch
 
 from autopar.dialect.library import STILL
 from autopar.graph import DIVISOR, Graph, Op
+from autopar.runtime.index_check import check_lookup
 from autopar.runtime.operators import find_operator, named_results, takes_device, with_tensors, with_torch_values
 
 Tensors = dict[str, torch.Tensor]
@@ -72,6 +73,7 @@ def _run(graph: Graph, values: Mapping[str, torch.Tensor]) -> dict[tuple[str, st
         if takes_device(op):
             kwargs["device"] = torch.device("cpu")
         try:
+            check_lookup(op, graph, given)  # a table that a rank holds in part reads zeros beyond it
             results = named_results(op, STILL.get(op.target, find_operator(op.target))(*args, **kwargs))
         except (RuntimeError, IndexError, ValueError) as error:
             raise OperatorFailure(op, str(error).strip().splitlines()[0]) from error

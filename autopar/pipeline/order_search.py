@@ -1,0 +1,33 @@
+"""The order of each stage's actions: written down, or searched by the pipeline's solver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.pipeline.clock import StageCosts
+from autopar.pipeline.orders import write_lines
+from autopar.pipeline_plan import OrderName
+from autopar.solvers.pipeline import Mode, PipelineProblem, numbered, solve_pipeline
+
+
+def choose_order(
+    name: OrderName, costs: Sequence[StageCosts], microbatches: int, transfer: float, limit: int, work: float
+) -> Sequence[str] | None:  # fmt: skip
+    """Each stage's actions as ``timetable.read_order`` takes them; None where no order found fits in memory.
+
+    Args:
+        name: the order asked for. ``gpipe`` and ``1f1b`` are written down, whatever they hold.
+        transfer: seconds of what crosses.
+        limit: bytes of a rank.
+        work: of the solver, in units of about one CPU second.
+    """
+    if name in ("gpipe", "1f1b"):
+        return write_lines(name, len(costs), microbatches)
+    modes = tuple(
+        (Mode(one.forward, one.backward, one.weights, float(one.most_held), float(max(one.peak - one.most_held, 0))),) for one in costs
+    )
+    problem = PipelineProblem(modes, len(modes), microbatches, transfer=transfer, split=name == "zero-bubble", limit=float(limit))
+    solution = solve_pipeline(problem, work=work)
+    if solution.plan is None:
+        return None
+    return [" ".join(f"{one.kind}{one.microbatch}" for one in numbered(line)) for line in solution.plan.orders]
