@@ -118,7 +118,7 @@ def test_gradients_are_summed_halfway_through_their_reduction() -> None:
     """A weight that all ranks hold whole, on two links: the fast one scatters in each microbatch, the slow one reduces the sum once."""
     case, captured, single = example("mlp", 4)
     where = nodes_of_two()
-    whole = find_baselines(Space(case.graph, where, "adamw", Pins()))[0]["ddp"]
+    whole = find_baselines(Space(case.graph, where, "adamw", Pins()))["ddp"]
     once, halfway = (make_schedule(case.graph, whole, where, Limits(summed_bytes=size)) for size in (2**62, 0))
     assert all(not value.endswith(f"{REDUCED}@sum") for value in once.sums)
     halves = [value for value in halfway.sums if value.endswith(f"{REDUCED}@sum")]
@@ -145,7 +145,7 @@ def _whole(schedule: Schedule, value: str) -> str:
 def test_sums_of_the_least_bytes_are_tried_where_there_are_sums(count: int) -> None:
     case, *_ = example("mlp", count)
     where = nodes_of_two()
-    whole = find_baselines(Space(case.graph, where, "adamw", Pins()))[0]["ddp"]
+    whole = find_baselines(Space(case.graph, where, "adamw", Pins()))["ddp"]
     search = LimitSearch(whole, (Sample(1.0, case.graph, whole),), where, "adamw", 2**40)
     search.run(None, 100)
     assert {limits.summed_bytes for limits in search.tried} == ({2**62} if count == 1 else {0, 2**62})

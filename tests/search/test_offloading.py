@@ -8,6 +8,7 @@ import autopar
 from autopar.errors import InfeasibleError
 from autopar.plan import Plan
 from autopar.recording import replay
+from autopar.search import find_plan
 from autopar.search.driver.offloading import _HostSearch
 from tests.offloading import LIMITS, graph, hardware, offloaded
 
@@ -44,7 +45,7 @@ def test_the_bound_holds_for_a_fast_link_too() -> None:
 
 def test_the_bound_is_of_the_limit_with_what_the_link_carries() -> None:
     machine = replay(offloaded(), graph()).machine
-    search = _HostSearch(graph(), machine, 1000, 1.0, 1.0, {"optimizer": "adamw"})
+    search = _HostSearch(graph(), machine, 1000, 1.0, 1.0, find_plan, {"optimizer": "adamw"})
     search.bounds = {1000 + 10**9: 1.0, 2500: 2.0, 1500: 3.0}
     assert search._carried(1e-6) == 1000 and search._bound(1e-6) == 1e-6
     assert search._bound(1.2) == 1.0, "1.2 GB may be carried, and the host has room for 250 MB"
