@@ -222,6 +222,7 @@ def pareto(
     inputs: Inputs = "global",
     cost_model: str = "roofline",
     recompute: str = "auto",
+    offload: str = "off",
     microbatches: int | str = 1,
     execute: Execution | None = None,
     effort: Effort = DEFAULT_EFFORT,
@@ -246,7 +247,7 @@ def pareto(
         raise UsageError(f"rungs must be at least 2, got {rungs!r}", "pass rungs=8")
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=mode, compute_dtype=compute_dtype,
-        optimizer=optimizer, pins=check_pins(constraints), inputs=inputs, cost_model=cost_model, recompute=recompute,
+        optimizer=optimizer, pins=check_pins(constraints), inputs=inputs, cost_model=cost_model, recompute=recompute, offload=offload,
         microbatches=microbatches, execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
     )  # fmt: skip
     refuse_stages(options.mesh, "ladders are of plans without a pipeline so far: name the axis otherwise")
@@ -268,6 +269,7 @@ def sweep(
     inputs: Inputs = "global",
     cost_model: str = "roofline",
     recompute: str = "auto",
+    offload: str = "off",
     microbatches: int | str = 1,
     execute: Execution | None = None,
     effort: Effort = DEFAULT_EFFORT,
@@ -301,8 +303,8 @@ def sweep(
     grid = Grid(combinations(settings or {}), tuple(dict.fromkeys(counts)), tuple(dict.fromkeys(memory_limits)))
     options = PlanOptions(
         hardware=machine, devices=grid.devices[0], mode=mode, compute_dtype=compute_dtype, optimizer=optimizer,
-        pins=check_pins(constraints), inputs=inputs, cost_model=cost_model, recompute=recompute, microbatches=microbatches, execute=execute,
-        effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=name,
+        pins=check_pins(constraints), inputs=inputs, cost_model=cost_model, recompute=recompute, offload=offload,
+        microbatches=microbatches, execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=name,
     )  # fmt: skip
     return plan_sweep(target, options, grid, done)
 
@@ -330,6 +332,7 @@ def tune(
     memory: str | int | float | None = None,
     constraints: Mapping[str, str] | None = None,
     recompute: str = "auto",
+    offload: str = "off",
     microbatches: int | str = 1,
     execute: Execution | None = None,
     effort: Effort = DEFAULT_EFFORT,
@@ -362,8 +365,9 @@ def tune(
 
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=mode, compute_dtype=compute_dtype,
-        optimizer=optimizer, pins=check_pins(constraints), recompute=recompute, microbatches=microbatches, execute=execute, effort=effort,
-        time_limit=time_limit, seed=seed, progress=progress, name=target, candidates=candidates,
+        optimizer=optimizer, pins=check_pins(constraints), recompute=recompute, offload=offload,
+        microbatches=microbatches, execute=execute, effort=effort, time_limit=time_limit, seed=seed, progress=progress, name=target,
+        candidates=candidates,
     )  # fmt: skip
     given = Target(model, args, kwargs or {}, loss, loss_args)
     with user_errors():

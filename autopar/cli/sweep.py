@@ -19,6 +19,7 @@ from autopar.cli.planning import (
     InputsOption,
     MicrobatchesOption,
     ModeOption,
+    OffloadOption,
     OptimizerOption,
     PinOption,
     RecomputeOption,
@@ -57,6 +58,7 @@ def sweep(
     compute_dtype: ComputeDtypeOption = None,
     cost_model: CostModelOption = "roofline",
     recompute: RecomputeOption = "auto",
+    offload: OffloadOption = "off",
     microbatches: MicrobatchesOption = "1",
     execute: ExecuteOption = None,
     pin: PinOption = None,
@@ -76,7 +78,7 @@ def sweep(
     grid = Grid(combinations(_varied(vary or [])), tuple(dict.fromkeys(_counts(devices))), tuple(dict.fromkeys(memory_limits)))
     options = PlanOptions(
         hardware=machine, devices=grid.devices[0], mode=read_mode(mode), compute_dtype=compute_dtype, optimizer=optimizer,
-        pins=open_pins(pin or []), inputs=read_inputs(inputs), cost_model=cost_model, recompute=recompute,
+        pins=open_pins(pin or []), inputs=read_inputs(inputs), cost_model=cost_model, recompute=recompute, offload=offload,
         microbatches=read_microbatches(microbatches), execute=read_execution(execute), effort=check_effort(effort),
         time_limit=time_limit, seed=seed, began=command_began(),
     )  # fmt: skip

@@ -17,6 +17,7 @@ from autopar.cli.planning import (
     HardwareOption,
     MicrobatchesOption,
     ModeOption,
+    OffloadOption,
     OptimizerOption,
     PinOption,
     RecomputeOption,
@@ -49,6 +50,7 @@ def tune(
     optimizer: OptimizerOption = "adamw",
     compute_dtype: ComputeDtypeOption = None,
     recompute: RecomputeOption = "auto",
+    offload: OffloadOption = "off",
     microbatches: MicrobatchesOption = "1",
     execute: ExecuteOption = None,
     pin: PinOption = None,
@@ -62,7 +64,7 @@ def tune(
         check_writable(output)
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=read_mode(mode), compute_dtype=compute_dtype,
-        optimizer=optimizer, pins=open_pins(pin or []), recompute=recompute, microbatches=read_microbatches(microbatches),
+        optimizer=optimizer, pins=open_pins(pin or []), recompute=recompute, offload=offload, microbatches=read_microbatches(microbatches),
         execute=read_execution(execute), effort=check_effort(effort), time_limit=time_limit, seed=seed, name=target, candidates=candidates,
     )  # fmt: skip
     memory_limit = read_memory_limit(memory, options.hardware)

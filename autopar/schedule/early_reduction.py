@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from autopar.cost_models.collectives import STEP_KINDS
 from autopar.graph import Graph
 from autopar.schedule.assignment import OUTPUT, Assignment, Layout
 from autopar.schedule.ordering import Prices
@@ -49,7 +50,8 @@ def _scattered(graph: Graph, layout: Layout, made: ShardingSpec, prices: Prices)
     """The spec after the first step of the route from ``made`` to the layout; None where that is no reduce-scatter, or the only step."""
     tensor, sizes = graph.tensors[layout.tensor], prices.machine.mesh.sizes
     route = prices.route(tensor, made, layout.spec)
-    if len(route) < 2 or route[0].step.kind != "reduce_scatter":
+    kind = STEP_KINDS[route[0].step.kind] if len(route) > 1 else None
+    if kind is None or not (kind.reduces and kind.cuts):
         return None
     step = route[0].step
     axes = tuple(part.axis for part in step.axes)
