@@ -178,7 +178,7 @@ LOOKUPS = ("aten.embedding.", "autopar.embedding.", "aten._embedding_bag", "aten
 
 
 def looked_up(ops: Sequence[Op]) -> set[str]:
-    """The tensors of which operators take rows by an index, in their own dtype or another."""
+    """Tables: tensors whose rows operators take by an index, in their own dtype or another."""
     found: set[str] = set()
     for op in reversed(ops):
         if op.target.startswith(LOOKUPS) or (op.target == CONVERSION and op.outputs[0] in found):

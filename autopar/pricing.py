@@ -34,7 +34,7 @@ def _optimizer_seconds(tensor: Tensor, matrix: tuple[int, ...] | None, spec: Sha
 
 
 def state_bytes(graph: Graph, tensor: str, local: int, optimizer: str) -> int:
-    """Bytes of the optimizer's states for a trained parameter of which a rank holds ``local`` bytes."""
+    """Optimizer states' bytes for a trained parameter, from the ``local`` bytes that a rank holds."""
     dtype = graph.tensors[tensor].dtype
     return optimizer_bytes(optimizer, local // DTYPE_BYTES[dtype], dtype, tensor in graph.matrices)
 

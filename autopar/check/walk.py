@@ -255,7 +255,7 @@ class Walk:
         return self._not_on_axes(where, row, op) or found
 
     def _not_on_axes(self, where: str, row: OpPlan, op: Op) -> Difference | None:
-        """What is wrong with how an operand lies over axes of which the model itself says how."""
+        """A problem of an operand over the axes whose layout the model itself gives."""
         layout, mesh = axis_layout(op), dict(self.plan.mesh)
         if layout is None:
             return None

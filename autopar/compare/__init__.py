@@ -2,7 +2,7 @@
 
 explanation     the lines about one thing
 changes         the lines about two plans
-pipeline_changes  those about two of which one is a pipeline's
+pipeline_changes  lines about a pipeline's plan and another plan
 raw_rows        the compared fields of rows, without parsing them
 axes            meshes that are the same but for the order or the names of their axes
 simulated_step  when each instruction happens

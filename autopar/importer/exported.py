@@ -82,7 +82,7 @@ class Exported:
         calls: what the graph's deferred operators stand for.
         left: the attributes, by path, in which the forward leaves what it made of its inputs, or another tensor than was there.
         result: the classes of what the model, or the loss, gives.
-        read: the buffers of which forward reads values, by path: they are constants.
+        read: paths of buffers whose values forward reads. They are constants.
     """
 
     graph_module: torch.fx.GraphModule

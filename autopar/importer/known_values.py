@@ -83,7 +83,7 @@ class KnownValues(TorchFunctionMode):
     Args:
         makers: by size that only values tell, what made it first.
         failed: what was last called in vain for a value or a size.
-        read: the buffers of which a value was read, with the user's line.
+        read: buffers whose values were read, with the user's line.
     """
 
     noted: dict[int, tuple[Tensor, Known]] = field(default_factory=dict)

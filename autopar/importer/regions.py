@@ -121,7 +121,7 @@ class Region:
         return self.within(self.laid(whole, uses), axes)
 
     def joined(self, part: Tensor, placements: Sequence[Any], number: int) -> Tensor:
-        """The whole tensor of which the ranks have made these parts.
+        """The whole tensor of parts that the ranks made.
 
         Args:
             number: of the result, for messages.
@@ -186,7 +186,7 @@ def run_region(
     """What a function makes of whole tensors, each rank of its part.
 
     Args:
-        body: from a region, and arguments of which tensors are parts, to results.
+        body: function of a region and of arguments, whose tensors are parts. Gives the results.
         mesh: a ``DeviceMesh`` or an ``AxisMesh``.
         args: of the function, tensors whole.
         placements: of each of them, one for each axis; None for what is no tensor, and for tensors that all ranks have whole.

@@ -41,9 +41,10 @@ ROUNDS = 2
 SHORTEST_SECONDS = 1e-12
 """Seconds that a stage is taken to be expected to take, at least: some have nothing but views."""
 SHRINKS = 4
-"""Limits tried for a stage that holds too much with its microbatches in flight, at most."""
+"""Limits tried for a stage that holds too much with its microbatches in flight, at most. Each falls faster than the one before: where all
+fell alike, four did not reach what 1F1B holds, and 70B on 8 stages took 3.10 s instead of 2.58."""
 STAGE_EFFORT = 0.2
-"""Share of a search's work for one plan of a stage. With 0.25 stages of 70B take 2.12 s in 42 GiB, with all of it 2.14 s in 40 GiB."""
+"""Share of a search's work for one plan of a stage. A stage of 70B in 40 GiB takes 2.16 s with it, 2.12 with 0.25, 2.14 with all."""
 LONGEST_SECONDS, LEAST_SECONDS = 3600.0, 5.0
 """Seconds that a search has where there is no deadline, and where it has passed: a pipeline needs a plan of each stage."""
 SOLVE_SECONDS = 3.0

@@ -74,6 +74,12 @@ class Flight:
     held: Sequence[Any] = ()
     landed: Sequence[Values] | None = None
 
+    def hand_over(self, ranks: Sequence[Values]) -> None:
+        """Puts the targets that have landed among the values of each hosted rank."""
+        assert self.landed is not None
+        for held, landed in zip(ranks, self.landed, strict=True):
+            held.update(landed)
+
 
 Flights = dict[str, Flight]
 """The calls under way, by id."""
@@ -183,9 +189,7 @@ class Call:
     def land(self, flight: Flight, ranks: Sequence[Values]) -> None:
         """Puts the targets among the values."""
         if flight.wait is None:
-            assert flight.landed is not None
-            for held, landed in zip(ranks, flight.landed, strict=True):
-                held.update(landed)
+            flight.hand_over(ranks)
             return
         try:
             buffers = flight.wait()

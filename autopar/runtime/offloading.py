@@ -71,9 +71,7 @@ class Transfer:
     def land(self, flight: Flight, ranks: Sequence[Values]) -> None:
         """Puts the targets among the values."""
         if flight.wait is None:
-            assert flight.landed is not None
-            for held, landed in zip(ranks, flight.landed, strict=True):
-                held.update(landed)
+            flight.hand_over(ranks)
             return
         for held, target in zip(ranks, flight.wait(), strict=True):
             held[self.target] = target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from autopar.check.pipelines import check_pipeline
 from autopar.graph import Graph
 from autopar.pipeline import cut_graph, planning
+from autopar.pipeline.clock import StageCosts
 from autopar.pipeline.equal_stages import schedule_for, structure_of
 from autopar.pipeline.planning import PipelineRequest, plan_pipeline
 from autopar.recording.pipelines import record_pipeline
@@ -80,3 +82,23 @@ def test_pins_are_part_of_the_structure() -> None:
     first, second = cut_graph(graph, CUT).graphs[1:3]
     one, other = first.inputs[0].name, second.inputs[0].name
     assert structure_of(first, {one: "R"}) == structure_of(second, {other: "R"}) != structure_of(first, {one: "S0"})
+
+
+def test_limits_fall_until_the_microbatches_in_flight_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that fills its limit, and holds a fifth of it and 4 bytes for each of five microbatches: a limit of 30 does, 31 does not."""
+    graph, tried = graph_of("llama"), list[int]()
+
+    def search(self: Any, known: Any, limit: int) -> Any:
+        tried.append(limit)
+        known.found[limit] = SimpleNamespace(schedule=limit, seconds=1 / limit, memory=SimpleNamespace(resting=10))
+        return known.found[limit]
+
+    def measure(schedule: int, optimizer: str) -> StageCosts:
+        return StageCosts(1.0, 1.0, 1.0, 0.0, schedule // 5 + 4, schedule)
+
+    monkeypatch.setattr(planning._Planner, "_search", search)
+    monkeypatch.setattr(planning._Planner, "_in_names", lambda self, found, graph: found)
+    monkeypatch.setattr(planning, "measure_stage", measure)
+    planner = planning._Planner(graph, planning.PipelineRequest(machine("pp=2,dp=2"), 70))
+    found: Any = planner._plan_stage(graph, {}, 5)
+    assert len(tried) <= planning.SHRINKS and measure(found.schedule, "").peak_with(5) <= 70 < measure(tried[0], "").peak_with(5)
