@@ -80,7 +80,7 @@ def compile_padded(
             device=device, init=init, seed=seed, execute=execute or execution_of(first), also=others, left=captured.left,
             result=captured.result, read=captured.read,
         )  # fmt: skip
-    module.pad_calls(replace(made.padding, is_checked=False))
+    module.pad_calls(replace(made.padding, checked=frozenset()))
     return module
 
 

@@ -26,6 +26,10 @@ class OtherCallError(UsageError):
     """A call that is nested otherwise than the captured one, or that has other plain values: one with a program of its own."""
 
 
+class LacksLossError(UsageError):
+    """A call that has what the model takes, and not all that the loss does."""
+
+
 _HINT = "call the module with the arguments it was planned with, or plan it again with these"
 
 
@@ -90,17 +94,40 @@ class CallTree:
             found.update(leaves(tree, kwargs[key], f"argument {key}"))
         return found
 
+    def is_of_model_alone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call has nothing for the loss: the model's arguments as planned, or others that do not fit the model and the loss."""
+        if not self._taken_by_loss or any(name in kwargs for name in self._loss_names if name is not None):
+            return False
+        if self._is_as_planned(args, kwargs):
+            return True
+        try:
+            own, own_kwargs, _ = self.parted(args, kwargs)
+        except UsageError:
+            return self._fits_forward(args, kwargs)
+        return self._fits_forward(args, kwargs) and not self._fits_forward(own, own_kwargs)
+
+    def _is_as_planned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        try:
+            self._of_model(args, kwargs)
+        except UsageError:
+            return False
+        return True
+
+    def _fits_forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        try:
+            return self.forward is not None and inspect.signature(self.forward).bind(*args, **kwargs) is not None
+        except TypeError:
+            return False
+
     def _check_loss(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raises UsageError: the call has what the model takes, and not all that the loss does."""
+        """Raises LacksLossError: the call has what the model takes, and not all that the loss does."""
         lacking = [name or "one that the model has too" for name in self._taken_by_loss if name not in kwargs]
         own = {key: value for key, value in kwargs.items() if key not in self._taken_by_loss}
         for given in range(min(len(lacking), len(args) + 1)):
-            try:
-                self._of_model(args[: len(args) - given], own)
-            except UsageError:
+            if not self._is_as_planned(args[: len(args) - given], own) and (given or not self.is_of_model_alone(args, kwargs)):
                 continue
             missing = ", ".join(lacking[given:])
-            raise UsageError(f"the call has what the model takes, and of the loss's arguments lacks {missing}", self._hint)
+            raise LacksLossError(f"the call has what the model takes, and of the loss's arguments lacks {missing}", self._hint)
 
     def parted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any], tuple[Any, ...]]:
         """What of a call is the model's, by position and by name, and the loss's, in the order in which it takes them.
@@ -119,15 +146,15 @@ class CallTree:
         loss_args = tuple(by_name[name] if name in by_name else next(last) for name in self._taken_by_loss)
         return own, {key: value for key, value in kwargs.items() if key not in by_name}, loss_args
 
-    def nesting(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Nesting:
-        """What a call with the model's own arguments has beside the values of its tensors, the same however they are passed.
+    def nesting(self, args: Sequence[Any], kwargs: Mapping[str, Any], loss_args: Sequence[Any]) -> Nesting:
+        """What a call with the model's own arguments and the loss's has beside the values of its tensors, the same however they are passed.
 
         Raises:
             UsageError: an argument of a kind that no program can be made for.
         """
         if self.forward is not None:
             args, kwargs = self._by_name(args, kwargs)
-        leaves, _ = flatten_with_paths(opened((tuple(args), dict(kwargs))))
+        leaves, _ = flatten_with_paths(opened((tuple(args), dict(kwargs), tuple(loss_args))))
         for path, leaf in leaves:
             if not isinstance(leaf, (*_VALUES, torch.Tensor)):
                 raise UsageError(f"argument {'.'.join(path[1:])} is a {type(leaf).__name__}, which no program can be made for", self._hint)

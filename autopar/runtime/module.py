@@ -163,6 +163,7 @@ class ShardedModule(WithinReplicas, OwnStates):
 
     def named_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The tensors of a call by input name. Raises UsageError: a call that no program can be made for."""
+        self.tree.__dict__["training"] = self.training
         return self._programs.named_inputs(self.parts[0], args, kwargs)[1]
 
     def program_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:

@@ -1,8 +1,8 @@
 """Calls of any length are padded to the next planned one, and results are cut back.
 
 Whether padding is left out of what a model computes is the model's business: masks, and losses that ignore targets. It is not taken on
-trust. Before the first padded call a batch of the shortest planned length is run as it is, and padded to the next one. Where that makes a
-difference, the call is refused.
+trust. Before the first padded call, and the first without targets, a batch of the shortest planned length is run as it is, and padded to
+the next one. Where that makes a difference, the call is refused.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Padding:
         values: what fills each of these inputs.
         outputs: the dims to be cut.
         dim: of an output that no plan has, the dim to be cut where it is as long.
-        is_checked: that padding makes no difference was seen.
+        checked: the inputs, by name, of calls of which it was seen that padding makes no difference.
     """
 
     lengths: tuple[int, ...]
@@ -77,7 +77,7 @@ class Padding:
     values: Mapping[str, float]
     outputs: Dims
     dim: int
-    is_checked: bool = False
+    checked: frozenset[frozenset[str]] = frozenset()
 
     def call(self, module: Runs, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The module's result for a call of any length up to the longest.
@@ -92,7 +92,7 @@ class Padding:
         wanted = self._planned(max(lengths))
         if set(lengths) == {wanted}:
             return module.run(args, kwargs)
-        if not self.is_checked:
+        if frozenset(tensors) not in self.checked:
             self._check(module, args, kwargs, tensors)
         return self._padded(module, args, kwargs, tensors, wanted, max(lengths))
 
@@ -162,7 +162,7 @@ class Padding:
                 figures = f"{one.item():.6g}, padded {other.item():.6g}" if one.dim() == 0 else f"relative error {error:.2g}"
                 what = f"{name or 'the result'} of a batch of length {shortest}, padded to {longer}, is another one: {figures}"
                 raise UsageError(f"padding changes what the model computes: {what}", MASK_HINT)
-        self.is_checked = True
+        self.checked |= {frozenset(tensors)}
 
     def _sample(self, name: str, tensor: torch.Tensor, length: int) -> torch.Tensor:
         for dim in self.inputs[name]:

@@ -25,7 +25,7 @@ from autopar.importer.containers import changed
 from autopar.plan import Plan
 from autopar.recording import record, replay
 from autopar.runtime.agreement import everyones, together
-from autopar.runtime.calls import Nesting, OtherCallError
+from autopar.runtime.calls import LacksLossError, Nesting, OtherCallError
 from autopar.runtime.padding import Padding
 from autopar.runtime.parts import captured_again
 from autopar.runtime.placement import from_placements
@@ -141,9 +141,20 @@ class Programs:
         except OtherCallError:
             if self.bind is None:
                 raise
-        own, own_kwargs, loss_args = self.main.call.parted(args, kwargs)
+        except LacksLossError as error:
+            if self.bind is None:
+                raise
+            if model.training or not self.main.call.is_of_model_alone(args, kwargs):
+                hint = f"{error.hint}; for the model's outputs alone call eval() first, and pass its arguments by name"
+                raise LacksLossError(error.message, hint) from None
+        own, own_kwargs, loss_args = self._parted(args, kwargs)
         loss = self.loss if loss_args else None
-        return self.main.call.nesting(own, own_kwargs), named_tensors(model, tuple(own), own_kwargs, loss, loss_args)
+        return self.main.call.nesting(own, own_kwargs, loss_args), named_tensors(model, tuple(own), own_kwargs, loss, loss_args)
+
+    def _parted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any], tuple[Any, ...]]:
+        """What of a call is the model's, by position and by name, and the loss's: nothing where the call is of the model alone."""
+        call = self.main.call
+        return (args, kwargs, ()) if call.is_of_model_alone(args, kwargs) else call.parted(args, kwargs)
 
     def name_of(self, step: Step) -> str:
         """The name of a program, the same on all ranks that run it."""
@@ -238,19 +249,20 @@ class Programs:
         self, key: Key, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     ) -> Capture:  # fmt: skip
         """The model captured with stand-ins of the call's global shapes."""
-        recorded = len(self.main.graph.arguments.get("loss_args", ()))
-        if recorded and self.loss is None:
+        own, own_kwargs, loss_args = self._parted(args, kwargs)
+        with_loss = bool(loss_args) or not self.main.graph.arguments.get("loss_args")
+        if loss_args and self.loss is None:
             raise UsageError("a program for this call needs the loss, which is not known", "pass loss= to compile")
         shapes = {name: shape for name, shape, *_ in key.shapes}
         stand_ins = {
             id(tensor): torch.empty(shapes[name], dtype=tensor.dtype, device="meta").requires_grad_(tensor.requires_grad)
             for name, tensor in tensors.items()
         }
-        args, kwargs = changed(lambda tensor: stand_ins.get(id(tensor), tensor), (tuple(args), dict(kwargs)))
-        own, own_kwargs, loss_args = self.main.call.parted(args, kwargs)
+        given = (tuple(own), dict(own_kwargs), loss_args)
+        own, own_kwargs, loss_args = changed(lambda tensor: stand_ins.get(id(tensor), tensor), given)
         with torch.enable_grad(), captured_again(model.modules()):
             return capture(
-                model, own, own_kwargs, mode=key.mode, loss=self.loss, loss_args=loss_args,
+                model, own, own_kwargs, mode=key.mode, loss=self.loss if with_loss else None, loss_args=loss_args,
                 compute_dtype=self.main.graph.arguments.get("compute_dtype"), plain=self._plain(),
             )  # fmt: skip
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 import autopar
 from autopar.errors import AutoparError, FileError, UsageError
@@ -89,6 +90,8 @@ def batch(length: int, rows: int = 4) -> tuple[Tensor, Tensor, Tensor]:
     return x, mask, wanted
 
 
+ALL = frozenset({frozenset({"x", "mask", "wanted"})})
+"""Calls with all inputs were looked at."""
 EXAMPLE = torch.zeros(4, 7, dtype=torch.int64)
 
 
@@ -255,10 +258,10 @@ def test_a_model_that_draws_is_looked_at_as_an_evaluation() -> None:
         found, module = [], autopar.compile_padded(made(drop=0.5), padded, loss=loss)
         for looks in (True, False):
             module.dropout_seed, module.dropout_step, module.other_calls = 3, 0, 0
-            module._programs.padding.is_checked = not looks
+            module._programs.padding.checked = frozenset() if looks else ALL
             found.append(module(*batch(5)).item())
             assert module.training and all(part.training for part in module.parts)
-        return found, module._programs.padding.is_checked
+        return found, module._programs.padding.checked == ALL
 
     for found, checked in run_ranks(rank_main, 2):
         assert found[0] == found[1] and checked
@@ -272,10 +275,27 @@ def test_a_batch_without_targets_says_nothing_and_the_next_is_looked_at() -> Non
         x, mask, wanted = batch(5)
         for targets in (torch.full_like(wanted, -100), wanted):
             module(x, mask, targets)
-            seen.append(module._programs.padding.is_checked)
+            seen.append(module._programs.padding.checked == ALL)
         return seen
 
     assert run_ranks(rank_main, 2) == [[False, True]] * 2
+
+
+def test_evaluation_without_targets_gives_outputs_and_the_loss_is_looked_at_all_the_same() -> None:
+    padded = planned_on_two()
+
+    def rank_main(rank: int) -> tuple[float, list[bool]]:
+        module, seen = autopar.compile_padded(made(), padded, loss=loss), []
+        x, mask, wanted = batch(5)
+        found = module.eval()(x, mask)
+        error = (found.full_tensor() if isinstance(found, DTensor) else found).sub(made().eval()(x, mask)).abs().max().item()
+        for call in ((x, mask), (x, mask, wanted)):
+            module(*call)
+            seen.append(module._programs.padding.checked >= ALL)
+        return error, seen
+
+    for error, seen in run_ranks(rank_main, 2):
+        assert error < 1e-9 and seen == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,84 @@ def test_each_has_a_program_of_its_own(planned: tuple[Tensor, ...], calls: tuple
         assert all(right), right
 
 
+class Masked(nn.Module):
+    """Computes its outputs alone; the loss is another's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.norm, self.out = nn.Embedding(32, 16), nn.BatchNorm1d(4), nn.Linear(16, 32)
+        self.double()
+
+    def forward(self, idx: Tensor, mask: Tensor | None = None) -> Tensor:
+        hidden = self.norm(self.emb(idx))
+        out: Tensor = self.out(hidden if mask is None else hidden * mask[..., None])
+        return out
+
+
+def masked() -> Masked:
+    torch.manual_seed(0)
+    return Masked()
+
+
+def weighted(outputs: Tensor, targets: Tensor, weight: float = 1.0) -> Tensor:
+    return weight * nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+MASK = torch.rand(8, 4, dtype=torch.float64)
+ALONE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "as planned": ((IDS, MASK), {}),
+    "by name": ((), {"mask": MASK, "idx": IDS}),
+    "shorter": ((IDS[:3], MASK[:3]), {}),
+    "without a mask": ((IDS,), {}),
+    "without a mask, by name": ((), {"idx": IDS}),
+}
+
+
+@pytest.mark.parametrize("inputs", ["global", "local"])
+def test_evaluation_without_what_the_loss_takes_gives_the_models_outputs(inputs: Any) -> None:
+    """With gradients and without, and with the loss again in turn; in training targets were forgotten."""
+    given: dict[str, Any] = {"loss": weighted, "mesh": "2", "hardware": "cpu-cluster", "inputs": inputs}
+    plan, plain = autopar.plan(masked(), (IDS, MASK), loss_args=(TARGETS,), **given), masked().eval()
+    calls = {name: call for name, call in ALONE.items() if inputs == "global" or name != "shorter"}
+    wanted = {name: plain(*args, **kwargs).detach() for name, (args, kwargs) in calls.items()}
+    value = weighted(plain(IDS, MASK), TARGETS).item()
+    plain(IDS, MASK).square().sum().backward()
+
+    def run(rank: int) -> tuple[list[bool], float, list[str]]:
+        module = autopar.compile(masked(), plan, loss=weighted)
+        own = slice(4 * rank, 4 * rank + 4) if inputs == "local" else slice(None)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return module(*(item[own] for item in args), **{name: item[own] for name, item in kwargs.items()})
+
+        words = [refused(partial(call, *args, **kwargs)) for args, kwargs in calls.values()]
+        module.eval()
+        with torch.no_grad():
+            right = [torch.allclose(whole(call(*args, **kwargs)), wanted[name]) for name, (args, kwargs) in calls.items()]
+            found = module(IDS[own], MASK[own], TARGETS[own]).item()
+        call(IDS, MASK).square().sum().backward()
+        right.append(same(gradients(module), gradients(plain)))
+        return right, found, words
+
+    for right, found, words in on_ranks(run, 2):
+        assert all(right), right
+        assert found == pytest.approx(value)
+        assert all("the call has what the model takes, and of the loss's arguments lacks targets" in text for text in words)
+        assert all(text.endswith("; for the model's outputs alone call eval() first, and pass its arguments by name") for text in words)
+
+
+def test_numbers_of_the_loss_that_differ_have_programs_of_their_own() -> None:
+    given: dict[str, Any] = {"loss": weighted, "mesh": "1", "hardware": "cpu-cluster"}
+    plan, plain = autopar.plan(masked(), (IDS, MASK), loss_args=(TARGETS, 1.0), **given), masked().eval()
+    wanted = [weighted(plain(IDS, MASK), TARGETS, weight).item() for weight in (1.0, 0.5, 0.25)]
+
+    def run(rank: int) -> list[float]:
+        module = autopar.compile(masked(), plan, loss=weighted).eval()
+        return [module(IDS, MASK, TARGETS, weight).item() for weight in (1.0, 0.5, 0.25)]
+
+    assert on_ranks(run, 1) == [pytest.approx(wanted)]
+
+
 def test_where_each_rank_passes_rows_what_comes_beside_them_is_split_too() -> None:
     plan, weights = plan_of(IDS, TARGETS, inputs="local"), torch.rand(8, 4, dtype=torch.float64)
     wanted = [speaker()(IDS, TARGETS, weights=weights)[1].item(), speaker()(IDS)[0].sum().item()]
