@@ -20,6 +20,15 @@ DENSE: Repeated = {}
 UNNAMED = "_"
 """A factor that no axis splits. A dim without factors is one too."""
 
+AS_ROWS: Mapping[str, tuple[int, ...]] = {"autopar.attention.default": (0, 1, 2), "autopar.attention_backward.default": (0, 1, 2, 3, 4)}
+"""The operands of kernels that take neighbours of the last dim to be side by side in memory."""
+AS_WHOLE: Mapping[str, tuple[int, ...]] = {
+    "aten.native_group_norm.default": (0, 1, 2),
+    "aten.native_group_norm_backward.default": (0, 1, 2, 3, 4),
+    "autopar.batch_norm_backward.default": (0, 1),
+}
+"""The operands of kernels that take all elements to be in the order of memory."""
+
 
 def find_repeated(graph: Graph) -> Mapping[str, Repeated]:
     """The tensors that are views which repeat, as long as nothing is resharded in between."""
@@ -91,14 +100,19 @@ def repeats(shape: Sequence[int], repeated: Repeated) -> bool:
 def find_copied(op: Op, shapes: Sequence[Sequence[int]], repeated: Sequence[Repeated]) -> tuple[int, ...]:
     """The positions of the operands that an operator copies before it reads them.
 
-    A contraction reads operands as matrices. Dims that it takes as one must lie in memory as one.
+    A contraction reads operands as matrices. Dims that it takes as one must lie in memory as one. ``AS_ROWS`` and ``AS_WHOLE`` name others.
 
     Args:
         shapes: of the operands on a rank.
         repeated: the repeated dims of each operand.
     """
-    if op.target != CONTRACTION or not any(repeated):
+    if not any(repeated):
         return ()
+    if op.target != CONTRACTION:
+        parts = list(zip(shapes, repeated, strict=True))
+        rows = [place for place in AS_ROWS.get(op.target, ()) if len(shapes[place]) - 1 in repeated[place]]
+        whole = AS_WHOLE.get(op.target, ())[: len(parts)]
+        return tuple([place for place in (*rows, *whole) if repeats(*parts[place])])
     first, second, result = parse_equation(op.args[2])
     operands = zip((first, second), (second, first), shapes, repeated, strict=True)
     return tuple(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from autopar.graph import Argument, Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import DENSE, find_copied, find_repeated, is_expansion, repeats, stored_elements
+from autopar.runtime.operators import find_function
+from autopar.verify.live_memory import LiveMemory
 
 Step = tuple[str, tuple[Argument, ...]]
 """A view by its target, and its arguments behind the tensor."""
@@ -81,3 +84,41 @@ def test_operands_are_copied_where_torch_copies_them(equation: str, dims: tuple[
     op = Op("y", "autopar.contract.default", ("x", "w"), ("y",), (Ref(0), Ref(1), equation))
     shapes = [shape, tuple(sizes[name] for name in second)]
     assert find_copied(op, shapes, [dict.fromkeys(dims, 1), DENSE]) == ((0,) if flat.data_ptr() != x.data_ptr() else ())
+
+
+def _shaped(*shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(shape) for shape in shapes)
+
+
+HEADS = (2, 1, 8, 16)
+"""One head: results are in the order of memory at once."""
+KERNELS: dict[str, tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]] = {
+    "autopar.attention.default": (_shaped(HEADS, HEADS, HEADS), (None, False, 1.0, 0.0, 0)),
+    "autopar.attention_backward.default": (_shaped(HEADS, HEADS, HEADS, HEADS, HEADS, HEADS[:3]), (None, False, 1.0, 0.0, 0)),
+    "aten.native_group_norm.default": (_shaped((2, 4, 8), (4,), (4,)), (2, 4, 8, 2, 1e-5)),
+    "aten.native_group_norm_backward.default": (
+        _shaped((2, 4, 8), (2, 4, 8), (2, 2), (2, 2), (4,)), (2, 4, 8, 2, [True, True, True])),
+    "autopar.batch_norm_backward.default": (_shaped((2, 4, 8), (2, 4, 8), (4,), (4,), (4,)), ()),
+}  # fmt: skip
+"""Calls of the kernels that read operands in the order of memory: tensors, and what comes after them."""
+
+
+def _most_bytes(target: str, tensors: Sequence[torch.Tensor]) -> int:
+    """The most bytes while an operator runs, beside its operands'."""
+    with torch.no_grad(), LiveMemory(tensors) as live:
+        before = live.total
+        find_function(target)(*tensors, *KERNELS[target][1])
+    return live.peak - before
+
+
+@pytest.mark.parametrize("along", [0, -1])
+@pytest.mark.parametrize(("target", "place"), [(name, place) for name, (tensors, _) in KERNELS.items() for place in range(len(tensors))])
+def test_kernels_copy_the_operands_that_are_said_to_be_copied(target: str, place: int, along: int) -> None:
+    """The bytes beside those with the same values in memory of their own."""
+    tensors = list(KERNELS[target][0])
+    repeated = tensors[place] = tensors[place].narrow(along, 0, 1).expand(tensors[place].shape)
+    op = Op("y", target, tuple(map(str, range(len(tensors)))), ("y",), tuple(Ref(number) for number in range(len(tensors))))
+    dims = [{along % one.dim(): 1} if one is repeated else DENSE for one in tensors]
+    found = find_copied(op, [one.shape for one in tensors], dims)
+    more = _most_bytes(target, tensors) - _most_bytes(target, [one.contiguous() for one in tensors])
+    assert more == sum(tensors[number].numel() * tensors[number].itemsize for number in found)

@@ -41,11 +41,23 @@ def _mean(x: Tensor, w: Tensor) -> Tensor:
     return made + made.mean()
 
 
+def _batch_norm(x: Tensor, w: Tensor) -> Tensor:
+    repeated = (x * w).mean(1, keepdim=True).expand(16, 8, 8)
+    return nn.functional.batch_norm(repeated, None, None, training=True) * x
+
+
+def _attention(x: Tensor, w: Tensor) -> Tensor:
+    repeated = (x * w)[:, None].mean(3, keepdim=True).expand(16, 1, 8, 8)
+    return nn.functional.scaled_dot_product_attention(x[:, None], repeated, x[:, None])
+
+
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": _mean,
     "rows": lambda x, w: x * w.sum(0, keepdim=True).expand(8, 8) + (x * w).sum(1, keepdim=True),
     "product of an expansion": lambda x, w: (x @ w).mean(0, keepdim=True).expand(16, 8, 8) @ w,
     "product of windows": lambda x, w: (x * w).unfold(1, 6, 2) @ w[:6],
+    "batch norm": _batch_norm,
+    "attention": _attention,
 }
 
 

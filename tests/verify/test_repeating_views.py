@@ -36,6 +36,16 @@ def _normed(x: Tensor, p: Tensor) -> Tensor:
     return ((made - made.mean()) / (made.var() + 1).sqrt()).sin()
 
 
+def _rows(made: Tensor) -> Tensor:
+    """The mean of all rows in place of each."""
+    return made.mean(0, keepdim=True).expand(made.shape)
+
+
+def _both_ways(x: Tensor, expanded: Tensor) -> Tensor:
+    """Three readers of an expansion, whole along one dim, along another, and along none."""
+    return x * expanded + expanded.cumsum(0) + expanded.cumsum(1)
+
+
 CASES: dict[str, tuple[tuple[int, ...], Function]] = {
     "mean": ((8,), _plus(torch.mean)),
     "sum": ((8,), _plus(lambda made: made.sum() * 1e-3)),
@@ -57,9 +67,27 @@ CASES: dict[str, tuple[tuple[int, ...], Function]] = {
     "grouped": ((8,), lambda x, p: ((x[:, :16] * p)[:, :, None].expand(64, 16, 4, 8).reshape(64, 64, 8) * x)),
     "product of a mean": ((8, 8), lambda x, p: (x @ p).mean(0, keepdim=True).expand(64, 64, 8) @ p * x),
     "windows": ((16, 4), lambda x, p: x.sin().unfold(1, 16, 8) @ p),
+    "read along two dims": ((64, 1, 8), lambda x, p: _both_ways(x, p.expand(64, 64, 8))),
+    "a scalar read along two dims": ((8,), lambda x, p: x + _both_ways(x, (x * p).mean().expand(64, 64, 8))),
+    "two products": ((1, 8, 8), lambda x, p: x @ p.expand(64, 8, 8) + (x.transpose(0, 1) @ p.expand(64, 8, 8)).softmax(-1)),
+    "group norm": ((8,), lambda x, p: nn.functional.group_norm(_rows(x * p), 4) * x),
+    "instance norm": ((8,), lambda x, p: nn.functional.instance_norm(_rows(x * p)) * x),
+    "batch norm": ((8,), lambda x, p: nn.functional.batch_norm(_rows(x * p), None, None, training=True) * x),
+    "layer norm": ((8,), lambda x, p: nn.functional.layer_norm(_rows(x * p), (8,)) * x),
+    "root-mean-square norm": ((8,), lambda x, p: nn.functional.rms_norm(_rows(x * p), (8,)) * x),
+    "attention": ((8,), lambda x, p: nn.functional.scaled_dot_product_attention(*(made[:, None] for made in (x, _rows(x * p), x * p)))),
+    "convolution": ((8, 64, 1), lambda x, p: nn.functional.conv1d(_rows(x.sin()), p) * x[:, :8]),
+    "sorted": ((8,), lambda x, p: _rows(x * p).sort(1).values * x),
+    "chosen": ((8,), lambda x, p: _rows(x * p)[torch.arange(63, -1, -1)] * x),
+    "gathered": ((8,), lambda x, p: _rows(x * p).gather(1, torch.arange(64).remainder(7).view(1, 64, 1).expand(64, 64, 8)) * x),
+    "chosen by element": ((8,), lambda x, p: torch.where(x > 0, (x * p).mean(), x)),
+    "logarithm of a sum": ((8,), lambda x, p: x * p - torch.logsumexp(x * p, (0, 1, 2))),
     "expanded result": ((8,), lambda x, p: (x * p).mean(0, keepdim=True).expand(64, 64, 8)),
 }
-SCALARS = ("mean", "sum", "largest", "root of squares", "mean and variance")
+SCALARS = (
+    "mean", "sum", "largest", "root of squares", "mean and variance",
+    "a scalar read along two dims", "chosen by element", "logarithm of a sum",
+)  # fmt: skip
 """The cases that reduce to scalars alone."""
 
 
