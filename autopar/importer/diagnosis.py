@@ -39,6 +39,12 @@ OWN_GRADIENT = (
     "generate_vmap_rule = True"
 )
 
+OWN_GENERATOR = (
+    "numbers are drawn from a torch.Generator of the model's own",
+    "leave generator= out, since a plan's draws have seeds that all ranks share, or pass what is drawn as an input",
+)
+"""What is wrong with it, and what to do: said where export hands the generator on, and where that fails, as in torch 2.11."""
+
 LONGEST = 300
 """Characters of another library's message that an error repeats."""
 
@@ -59,10 +65,11 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "register one with torch.library.register_fake",
     ),
     (
-        "FakeTensorDeviceMismatchError",
+        "FakeTensorDeviceMismatchError|found two different devices",
         "tensors are made on different devices",
         "make new tensors on the device of an input (device=x.device) instead of a fixed one; capture runs everything on cpu shapes",
     ),
+    ("argument of type: <class 'torch._C.Generator'>", *OWN_GENERATOR),
     (
         "InternalTorchDynamoError",
         "an operator that runs a graph of its own (torch.cond, a compiled function) is not supported",

@@ -25,7 +25,7 @@ from autopar.importer.axis_groups import sees_one_rank
 from autopar.importer.calls import argument_names, input_name, nested, plain_leaf, tree_of
 from autopar.importer.collective_calls import kept_collectives
 from autopar.importer.containers import Kind, closed, kind_of, opened
-from autopar.importer.diagnosis import Carried, at_line, is_known_cause, refuse_collective, refuse_conversion, refuse_rank
+from autopar.importer.diagnosis import OWN_GENERATOR, Carried, at_line, is_known_cause, refuse_collective, refuse_conversion, refuse_rank
 from autopar.importer.hidden_state import check_kept, keeps_tensors
 from autopar.importer.indexing import Indexing
 from autopar.importer.known_values import KnownValues
@@ -338,10 +338,8 @@ def _values(program: torch.export.ExportedProgram, flat_inputs: list[Any], names
                 )
             found.append(Value("constant", target, value))
         elif isinstance(program.constants.get(spec.target or ""), torch.Generator):
-            raise CaptureError(
-                at_line("numbers are drawn from a torch.Generator of the model's own", user_frame(next(iter(node.users), node))),
-                "leave generator= out, since a plan's draws have seeds that all ranks share, or pass what is drawn as an input",
-            )
+            message, hint = OWN_GENERATOR
+            raise CaptureError(at_line(message, user_frame(next(iter(node.users), node))), hint)
         else:
             raise CaptureError(
                 f"the model holds an object torch.export passes as {spec.kind.name.lower()}: {spec.target}",

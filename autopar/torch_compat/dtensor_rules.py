@@ -102,6 +102,18 @@ def pair_complex() -> None:
 
 
 @cache
+def detach_in_place() -> None:
+    """A DTensor detached in place stays itself. In torch 2.11 DTensor has no rule for that, which a redistribution of a parameter without
+    gradients ends with: done with the whole tensor, it would redistribute again, without end."""
+    from torch.distributed.tensor import DTensor
+
+    def itself(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args[0]  # autograd has taken it out of its graph by now
+
+    DTensor._op_dispatcher._custom_op_handlers.setdefault(torch.ops.aten.detach_.default, itself)
+
+
+@cache
 def reduce_odd_parts() -> None:
     """Maxima and minima of a DTensor are computed of the whole tensor where some rank has no part, or several.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autopar.torch_compat.dtensor_rules import (
     choose_rules,
     convolve_in_whole,
+    detach_in_place,
     format_numbers,
     make_orthogonal,
     pair_complex,
@@ -38,6 +39,7 @@ def teach_dtensors() -> None:
     write_through_views()
     pair_complex()
     reduce_odd_parts()
+    detach_in_place()
     choose_rules()
     assign_data()
     place_states()
