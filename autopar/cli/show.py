@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as json_format
 from collections.abc import Callable, Mapping
 from itertools import combinations
 from pathlib import Path
@@ -14,6 +15,7 @@ from autopar.cli.files import check_apart, check_writable, read_ladder, read_pip
 from autopar.cli.terminal import columns, out
 from autopar.errors import UsageError
 from autopar.files import STANDARD
+from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
 
 Renders = Mapping[str, Callable[[Any], str]]
@@ -28,7 +30,7 @@ def show(
     html: Annotated[Path | None, typer.Option(help="write a self-contained page")] = None,
     svg: Annotated[Path | None, typer.Option(help="write the step and the layers as one picture")] = None,
     trace: Annotated[Path | None, typer.Option(help="write the simulated timeline as a chrome trace")] = None,
-    search: Annotated[bool, typer.Option("--search", help="print the phases of the search, and what each gained")] = False,
+    search: Annotated[bool, typer.Option("--search", help="print the phases of each search, and what each gained")] = False,
     json: Annotated[bool, typer.Option("--json", help="print the plan's JSON instead of its table")] = False,
 ) -> None:
     wanted = {option: path for option, path in (("--html", html), ("--svg", svg), ("--trace", trace)) if path is not None}
@@ -39,8 +41,10 @@ def show(
     asked = [*wanted, *(["--search"] if search else [])]
     pipeline = read_pipeline(plan)
     if pipeline is not None:
-        _check_drawn(asked, OF_PIPELINES, f"{plan} is a pipeline's plan")
         _write(wanted, OF_PIPELINES, pipeline)
+        if search and STANDARD not in wanted.values():
+            _print_searches(pipeline, json)
+            return
         words = pipeline.to_json if json else lambda: report.pipeline_summary(pipeline, columns())
     elif (ladder := read_ladder(plan)) is not None:
         _check_drawn(asked, OF_LADDERS, f"{plan} is a ladder of memory limits")
@@ -75,3 +79,13 @@ def _print_search(plan: Plan, json: bool) -> None:
 
     words = search_summary(plan, columns())
     out(plan.search.model_dump_json(indent=1) if json and plan.search is not None else words)
+
+
+def _print_searches(plan: PipelinePlan, json: bool) -> None:
+    """Of the stages; as JSON a list, one record a stage."""
+    from autopar.report.phases import pipeline_search_summary, pipeline_searches
+
+    if json:
+        out(json_format.dumps([search.model_dump(mode="json") for search in pipeline_searches(plan)], indent=1))
+    else:
+        out(pipeline_search_summary(plan, columns()))

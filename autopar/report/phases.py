@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autopar.errors import FileError
+from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
 from autopar.report import units
 from autopar.report.tables import CUT, Table
@@ -17,9 +18,39 @@ def search_summary(plan: Plan, columns: int | None = None) -> str:
     Raises:
         FileError: the plan has no record of its search.
     """
+    return "\n".join(_summary(recorded_search(plan), columns))
+
+
+def pipeline_search_summary(plan: PipelinePlan, columns: int | None = None) -> str:
+    """The same of each stage's search, whose step is of one microbatch. Stages that share a search stand together.
+
+    Raises:
+        FileError: a stage has no record of its search.
+    """
+    stages = dict[SearchRecord, list[str]]()
+    for number, search in enumerate(pipeline_searches(plan)):
+        stages.setdefault(search, []).append(str(number))
+    parts = [
+        (f"{'stage' if len(numbers) == 1 else 'stages'} {', '.join(numbers)}, one microbatch", *_summary(search, columns))
+        for search, numbers in stages.items()
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def pipeline_searches(plan: PipelinePlan) -> list[SearchRecord]:
+    """The record of each stage's search. Raises FileError: a stage has none."""
+    return [recorded_search(stage.plan, f"stage {number}") for number, stage in enumerate(plan.stages)]
+
+
+def recorded_search(plan: Plan, what: str = "the plan") -> SearchRecord:
+    """The record of a plan's search. Raises FileError: it has none."""
     if plan.search is None:
-        raise FileError("the plan has no record of its search", "plan the model again with this version of autopar")
-    return "\n".join((*_facts(plan.search), "", *phases(plan.search).lines(columns)))
+        raise FileError(f"{what} has no record of its search", "plan the model again with this version of autopar")
+    return plan.search
+
+
+def _summary(search: SearchRecord, columns: int | None) -> Iterator[str]:
+    yield from (*_facts(search), "", *phases(search).lines(columns))
 
 
 def phases(search: SearchRecord) -> Table:

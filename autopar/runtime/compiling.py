@@ -410,10 +410,26 @@ def weights_device(model: nn.Module) -> torch.device | None:
 
 
 def device_mesh_of(mesh: Mesh, device: torch.device) -> DeviceMesh:
-    """The mesh as torch's DeviceMesh over the default process group. Collective."""
-    made = init_device_mesh(device.type, mesh.sizes, mesh_dim_names=mesh.names)
+    """The mesh as torch's DeviceMesh over the default process group, with its flattened ones. Collective."""
+    made = share_device_mesh(mesh, device)
     flatten_axes(made)
     return made
+
+
+_DEVICE_MESHES: dict[tuple[dist.ProcessGroup, str, Mesh], DeviceMesh] = {}
+"""By default process group, kind of device and mesh. torch keeps a DeviceMesh's process groups to the end, so modules share it."""
+
+
+def share_device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
+    """The one DeviceMesh of these axes over the default process group. Collective."""
+    world = dist.group.WORLD
+    assert world is not None
+    for known in [known for known in _DEVICE_MESHES if known[0] is not world]:
+        del _DEVICE_MESHES[known]  # its default group was destroyed
+    key = world, device.type, mesh
+    if key not in _DEVICE_MESHES:
+        _DEVICE_MESHES[key] = init_device_mesh(device.type, mesh.sizes, mesh_dim_names=mesh.names)
+    return _DEVICE_MESHES[key]
 
 
 def example_call(plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:

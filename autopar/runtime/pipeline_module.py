@@ -26,7 +26,16 @@ from autopar.runtime.accumulation import AccumulatedCall
 from autopar.runtime.agreement import everyones, together
 from autopar.runtime.calls import CallTree
 from autopar.runtime.collectives import Values
-from autopar.runtime.compiling import bind_step, check_torch, example_of, find_device, join_launched, own_constants, start_process_group
+from autopar.runtime.compiling import (
+    bind_step,
+    check_torch,
+    example_of,
+    find_device,
+    join_launched,
+    own_constants,
+    share_device_mesh,
+    start_process_group,
+)
 from autopar.runtime.execution import Executable
 from autopar.runtime.groups import Team, team_of
 from autopar.runtime.module import ShardedModule
@@ -229,11 +238,10 @@ def compile_pipeline(
         raise MismatchError("ranks hold different plans", "give every rank the same plan file")
 
     captured, replayed = together(lambda: capture_pipeline(model, plan, loss), team)
-    whole_mesh = dist.device_mesh.init_device_mesh(where.type, mesh.sizes, mesh_dim_names=mesh.names)
     ranks = Ranks(team, mesh.sizes[0])
     groups = create_groups(replayed.stages, ranks)
     schedule = replayed.schedules[ranks.stage]
-    part = whole_mesh[mesh.names[1:]]
+    part = share_device_mesh(mesh, where)[mesh.names[1:]]
     flatten_axes(part)
     place = Place(schedule.machine.mesh, part, team_of(part), where)
 

@@ -18,6 +18,7 @@ from autopar.pipeline.clock import recorded_costs
 from autopar.pipeline.explanation import layer_counts, move_layers
 from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
+from autopar.report.phases import pipeline_search_summary, search_summary
 from autopar.report.pipeline_timetable import pipeline_svg
 from autopar.report.utilisation import pipeline_utilisation, utilisation
 from tests.cli.running import autopar, refused
@@ -102,8 +103,21 @@ def test_a_page_of_orders_that_wait_for_ever_is_refused(plan: Path, tmp_path: Pa
     plan.write_text(stuck.to_json())
     for option in ("--html", "--svg", "--trace"):
         refused(autopar(capsys, "show", plan, option, tmp_path / "x"), 3, "wait")
-    refused(autopar(capsys, "show", plan, "--search"), 2, "has no phases of a search")
     assert not (tmp_path / "x").exists()
+
+
+def test_the_search_of_each_stage_is_shown(text: str, plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = PipelinePlan.from_json(text)
+    shown = autopar(capsys, "show", plan, "--search").out
+    assert re.findall(r"^stages? .*", shown, re.M) == ["stage 0, one microbatch", "stage 1, one microbatch"]
+    for stage, words in zip(saved.stages, shown.split("\n\nstage "), strict=True):
+        assert stage.plan.search is not None and search_summary(stage.plan) in words
+    records = [stage.plan.search.model_dump(mode="json") for stage in saved.stages if stage.plan.search is not None]
+    assert json.loads(autopar(capsys, "show", plan, "--search", "--json").out) == records
+    alike = _changed(saved, 1, plan=saved.stages[1].plan.model_copy(update={"search": saved.stages[0].plan.search}))
+    assert pipeline_search_summary(alike) == f"stages 0, 1, one microbatch\n{search_summary(saved.stages[0].plan)}"
+    plan.write_text(_changed(saved, 1, plan=saved.stages[1].plan.model_copy(update={"search": None})).to_json())
+    refused(autopar(capsys, "show", plan, "--search"), 3, "stage 1 has no record of its search")
 
 
 def test_figures_add_up(text: str) -> None:
@@ -131,7 +145,7 @@ def test_check_recomputes_it(plan: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert found.status == 0 and "holds: 2 stages, 2 values that cross, the timetable" in found.out
 
 
-def _changed(plan: PipelinePlan, stage: int, **fields: object) -> PipelinePlan:
+def _changed(plan: PipelinePlan, stage: int, /, **fields: object) -> PipelinePlan:
     rows = [row.model_copy(update=fields) if number == stage else row for number, row in enumerate(plan.stages)]
     return plan.model_copy(update={"stages": tuple(rows)})
 

@@ -100,6 +100,25 @@ def test_outputs_beside_the_loss_are_refused() -> None:
         autopar.plan_pipeline(Beside(), (torch.randn(8, 4),), mesh="pp=2", microbatches=4)
 
 
+def test_modules_of_one_mesh_share_their_groups() -> None:
+    """torch keeps a process group, with threads of its own, to the end of the process."""
+    pipeline, (model, args) = plan_of("masked", "pp=2,dp=2"), build("masked")
+    plan = autopar.plan(model, args, mesh={"dp": 2, "tp": 2}, hardware=stressed(), effort="low")
+
+    def run(rank: int) -> list[list[int]]:
+        found = []
+        for one in (pipeline, plan):
+            threads = []
+            for _ in range(3):
+                autopar.compile(model, one)(*args).backward()
+                threads.append(len(os.listdir("/proc/self/task")))
+            found.append(threads)
+        return found
+
+    for found in on_ranks(run, 4):
+        assert all(later == first for first, *rest in found for later in rest)
+
+
 @pytest.mark.slow
 def test_any_legal_timetable_runs() -> None:
     """Orders drawn at random, half of them with gradients of weights apart: no rank waits for ever, and losses and gradients are those of
