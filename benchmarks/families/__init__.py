@@ -8,9 +8,11 @@ Sizes are the least that keep a family's own structure: two layers, dims that fo
 from __future__ import annotations
 
 from benchmarks.families.diffusers import DIFFUSERS
+from benchmarks.families.fields import FIELDS
 from benchmarks.families.images import TIMM, TORCHVISION
 from benchmarks.families.plain import TORCH
 from benchmarks.families.row import Family
+from benchmarks.families.sequences import SEQUENCES
 from benchmarks.families.transformers import TRANSFORMERS
 
-FAMILIES: tuple[Family, ...] = (*TRANSFORMERS, *TORCHVISION, *TIMM, *DIFFUSERS, *TORCH)
+FAMILIES: tuple[Family, ...] = (*TRANSFORMERS, *TORCHVISION, *TIMM, *DIFFUSERS, *TORCH, *SEQUENCES, *FIELDS)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from autopar.target import Target
-from benchmarks.families.row import BATCH, CLASSES, VOCAB, Family, Mode, token_ids
+from benchmarks.families.row import BATCH, CLASSES, VOCAB, Family, classified, token_ids, trained_by
 
 
 class Recurrent(nn.Module):
@@ -40,13 +39,6 @@ class Recommender(nn.Module):
         row, column = torch.triu_indices(3, 3, 1)
         crossed = (parts @ parts.mT)[:, row, column]
         return self.top(torch.cat([parts[:, 0], crossed], 1))
-
-
-def _plain(name: str, model: Callable[[], nn.Module], inputs: Callable[[], tuple[Tensor, ...]], labels: Callable[[], Tensor]) -> Family:
-    def build(mode: Mode) -> Target:
-        return Target(model(), inputs(), {}, *((F.cross_entropy, (labels(),)) if mode == "train" else (None, ())))
-
-    return Family(name, "torch", build)
 
 
 class Translator(nn.Module):
@@ -133,17 +125,13 @@ class Sampled(nn.Module):
         return self.policy(drawn) - seen + torch.distributions.kl_divergence(posterior, prior).sum(-1, keepdim=True)
 
 
-def _written(name: str, model: Callable[[], nn.Module], inputs: Callable[[], tuple[Tensor, ...]], loss: Callable[..., Tensor]) -> Family:
-    return Family(name, "torch", lambda mode: Target(model(), inputs(), {}, *((loss, ()) if mode == "train" else (None, ()))))
-
-
 TORCH: tuple[Family, ...] = (
-    _written("physics", Physics, lambda: (torch.rand(16, 2),), lambda rest: rest.square().mean()),
-    _written("forces", Forces, lambda: (torch.randn(BATCH, 5, 3), torch.randint(8, (BATCH, 5))),
-             lambda found: found[0].square().mean() + found[1].square().mean()),
-    _plain("momentum contrast", Contrast, lambda: (torch.randn(8, 16), torch.randn(8, 16)), lambda: torch.zeros(8, dtype=torch.int64)),
-    _plain("distributions", Sampled, lambda: (torch.randn(8, 16),), lambda: torch.randint(CLASSES, (8,))),
-    _plain("nn.Transformer", Translator, lambda: (token_ids(), token_ids(BATCH, 8)), lambda: token_ids(BATCH * 8)),
-    _plain("nn.LSTM", Recurrent, lambda: (token_ids(BATCH, 8),), lambda: token_ids(BATCH * 8)),
-    _plain("dlrm", Recommender, lambda: (torch.randn(BATCH, 8), token_ids(BATCH, 4)), lambda: torch.randint(CLASSES, (BATCH,))),
+    trained_by(lambda rest: rest.square().mean(), "physics", Physics, lambda: (torch.rand(16, 2),), None),
+    trained_by(lambda found: found[0].square().mean() + found[1].square().mean(), "forces", Forces,
+               lambda: (torch.randn(BATCH, 5, 3), torch.randint(8, (BATCH, 5))), None),
+    classified("momentum contrast", Contrast, lambda: (torch.randn(8, 16), torch.randn(8, 16)), lambda: torch.zeros(8, dtype=torch.int64)),
+    classified("distributions", Sampled, lambda: (torch.randn(8, 16),), lambda: torch.randint(CLASSES, (8,))),
+    classified("nn.Transformer", Translator, lambda: (token_ids(), token_ids(BATCH, 8)), lambda: token_ids(BATCH * 8)),
+    classified("nn.LSTM", Recurrent, lambda: (token_ids(BATCH, 8),), lambda: token_ids(BATCH * 8)),
+    classified("dlrm", Recommender, lambda: (torch.randn(BATCH, 8), token_ids(BATCH, 4)), lambda: torch.randint(CLASSES, (BATCH,))),
 )  # fmt: skip
