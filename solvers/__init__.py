@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .errors import ProblemError, TooLargeError
     from .evaluation import evaluate
     from .problem import INFINITE, Problem
-    from .solution import Solution, Status
-    from .solving import INTERRUPTED, METHODS, solve
+    from .solution import INTERRUPTED, Solution, Status
+    from .solving import METHODS, solve
 
 __all__ = [
     "INFINITE", "INTERRUPTED", "METHODS", "Problem", "ProblemError", "Solution", "Status", "TooLargeError", "evaluate", "solve",
@@ -40,7 +40,7 @@ __all__ = [
 
 _HOME = {
     "INFINITE": "problem",
-    "INTERRUPTED": "solving",
+    "INTERRUPTED": "solution",
     "METHODS": "solving",
     "Problem": "problem",
     "ProblemError": "errors",

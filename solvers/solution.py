@@ -7,6 +7,9 @@ from enum import Enum
 
 from .arrays import Ints
 
+INTERRUPTED = "interrupted; this is the best so far"
+"""The message of a solution after Ctrl-C."""
+
 
 class Status(str, Enum):
     """What is proved of a Solution."""

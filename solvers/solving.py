@@ -18,7 +18,7 @@ from .kernels import COMPILED
 from .message_search import solve_messages
 from .problem import INFINITE, Problem
 from .settings import SETTINGS
-from .solution import Solution
+from .solution import INTERRUPTED, Solution
 
 METHODS: Final[dict[str, Callable[[Incumbent], None]]] = {
     "auto": solve_auto,
@@ -30,8 +30,6 @@ METHODS: Final[dict[str, Callable[[Incumbent], None]]] = {
 
 announce: Callable[[], None] | None = None
 """Called once before a large problem is solved without compiled kernels, for a program that can say so."""
-INTERRUPTED = "interrupted; this is the best so far"
-"""The message of a solution after Ctrl-C."""
 
 
 def solve(

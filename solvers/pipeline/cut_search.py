@@ -189,8 +189,7 @@ def even_cut(weights: Sequence[float], parts: int) -> tuple[int, ...]:
     low, high = max(weights), prefix[-1]
     best = laid(high * 2 + 1)
     assert best is not None
-    for _ in range(SETTINGS.halvings):
-        middle = 0.5 * (low + high)
+    while low < (middle := 0.5 * (low + high)) < high:
         found = laid(middle)
         low, high, best = (low, middle, found) if found is not None else (middle, high, best)
     return best

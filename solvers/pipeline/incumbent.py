@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ..arrays import Ints
 from ..kernels import run_orders
+from ..settings import SETTINGS as SOLVERS
 from ..solution import Status
 from .bounds import round_up, step_unit
 from .chain import Clock, decoded, make_chain, make_clock
@@ -30,7 +31,7 @@ class PipelineIncumbent:
     began: float
     deadline: float
     allowed: float
-    gap: float = SETTINGS.negligible
+    gap: float = SOLVERS.negligible
     progress: Progress | None = None
     spent: float = 0.0
     cut_off: bool = False
@@ -99,7 +100,7 @@ class PipelineIncumbent:
         plan = check_legal(self.problem, PipelinePlan(self.cut, modes, decoded(self.orders, self.problem)))
         gap = self.current_gap
         bound = self.step if gap <= SETTINGS.rounding else self.bound
-        status = Status.OPTIMAL if gap <= SETTINGS.negligible else Status.FEASIBLE
+        status = Status.OPTIMAL if gap <= SOLVERS.negligible else Status.FEASIBLE
         gap = (self.step - bound) / self.step if self.step else 0.0
         return PipelineSolution(plan, self.step, bound, gap, status, seconds, self.message, self.spent, self.cut_off)
 

@@ -8,6 +8,8 @@ import time
 import numpy as np
 
 from ..kernels import improve_orders
+from ..settings import SETTINGS as SOLVERS
+from ..solution import INTERRUPTED
 from .bounds import AllCuts
 from .chain import line_length, make_chain
 from .cut_list import close
@@ -18,16 +20,13 @@ from .problem import PipelineProblem
 from .settings import SETTINGS
 from .solution import PipelineSolution
 
-INTERRUPTED = "interrupted; this is the best so far"
-"""The message of a solution after Ctrl-C."""
-
 
 def solve_pipeline(
     problem: PipelineProblem,
     *,
     work: float | None = None,
     time_limit: float = 60.0,
-    gap: float = SETTINGS.negligible,
+    gap: float = SOLVERS.negligible,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> PipelineSolution:
@@ -69,13 +68,13 @@ def _search(incumbent: PipelineIncumbent, seed: int) -> None:
 
 
 def improve(incumbent: PipelineIncumbent, seed: int) -> None:
-    """Local search over the orders of the best cut, until ``order_patience`` rounds of moves gain nothing."""
+    """Local search over the orders of the best cut, until ``patience`` rounds of moves gain nothing."""
     problem, random, length = incumbent.problem, np.random.default_rng(seed), line_length(incumbent.problem)
     assert incumbent.orders is not None
     chain, orders, idle = make_chain(problem, [mix.cost for mix in incumbent.mixes]), incumbent.orders.copy(), 0
     ends = np.cumsum(incumbent.cut).tolist()
     moves = max(1, SETTINGS.operations_at_once // (problem.devices * length))
-    while idle < SETTINGS.order_patience and not incumbent.over:
+    while idle < SETTINGS.patience and not incumbent.over:
         draws = np.empty((moves, 3), dtype=np.int64)
         draws[:, 0], draws[:, 1] = random.integers(problem.devices, size=moves), random.integers(length, size=moves)
         draws[:, 2] = random.integers(1, SETTINGS.farthest + 1, size=moves) * random.choice((-1, 1), size=moves)
