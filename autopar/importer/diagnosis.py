@@ -69,7 +69,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "tensors are made on different devices",
         "make new tensors on the device of an input (device=x.device) instead of a fixed one; capture runs everything on cpu shapes",
     ),
-    ("argument of type: <class 'torch._C.Generator'>", *OWN_GENERATOR),
+    ("_C.Generator'>", *OWN_GENERATOR),
     (
         "InternalTorchDynamoError",
         "an operator that runs a graph of its own (torch.cond, a compiled function) is not supported",
