@@ -21,13 +21,13 @@ UNNAMED = "_"
 """A factor that no axis splits. A dim without factors is one too."""
 
 AS_ROWS: Mapping[str, tuple[int, ...]] = {"autopar.attention.default": (0, 1, 2), "autopar.attention_backward.default": (0, 1, 2, 3, 4)}
-"""The operands of kernels that take neighbours of the last dim to be side by side in memory."""
+"""Operands of kernels that need neighbours along the last dim side by side in memory. Others are copied."""
 AS_WHOLE: Mapping[str, tuple[int, ...]] = {
     "aten.native_group_norm.default": (0, 1, 2),
     "aten.native_group_norm_backward.default": (0, 1, 2, 3, 4),
     "autopar.batch_norm_backward.default": (0, 1),
 }
-"""The operands of kernels that take all elements to be in the order of memory."""
+"""Operands of kernels that need all elements in the order of memory. Others are copied."""
 
 
 def find_repeated(graph: Graph) -> Mapping[str, Repeated]:

@@ -69,7 +69,7 @@ class Padding:
         values: what fills each of these inputs.
         outputs: the dims to be cut.
         dim: of an output that no plan has, the dim to be cut where it is as long.
-        checked: the inputs, by name, of calls of which it was seen that padding makes no difference.
+        checked: names of inputs. Calls with these were seen to give the same with padding.
     """
 
     lengths: tuple[int, ...]

@@ -103,8 +103,11 @@ def pair_complex() -> None:
 
 @cache
 def detach_in_place() -> None:
-    """A DTensor detached in place stays itself. In torch 2.11 DTensor has no rule for that, which a redistribution of a parameter without
-    gradients ends with: done with the whole tensor, it would redistribute again, without end."""
+    """A DTensor detached in place stays itself.
+
+    In torch 2.11 DTensor has no rule for it. A redistribution of a parameter without gradients ends with it. On the whole tensor it would
+    redistribute again, without end.
+    """
     from torch.distributed.tensor import DTensor
 
     def itself(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

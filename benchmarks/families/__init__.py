@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from benchmarks.families.diffusers import DIFFUSERS
 from benchmarks.families.fields import FIELDS
+from benchmarks.families.graphs import GRAPHS
 from benchmarks.families.images import TIMM, TORCHVISION
 from benchmarks.families.plain import TORCH
 from benchmarks.families.row import Family
 from benchmarks.families.sequences import SEQUENCES
 from benchmarks.families.transformers import TRANSFORMERS
+from benchmarks.families.vision import VISION
 
-FAMILIES: tuple[Family, ...] = (*TRANSFORMERS, *TORCHVISION, *TIMM, *DIFFUSERS, *TORCH, *SEQUENCES, *FIELDS)
+FAMILIES: tuple[Family, ...] = (*TRANSFORMERS, *TORCHVISION, *TIMM, *DIFFUSERS, *TORCH, *SEQUENCES, *VISION, *GRAPHS, *FIELDS)

@@ -136,7 +136,7 @@ class RandomFeatures(_Attention):
 
 
 class Windows(_Attention):
-    """Longformer's sliding windows: chunks of keys by ``unfold``, with what lies outside masked."""
+    """Longformer's sliding windows: chunks of keys by ``unfold``, keys outside a window are masked."""
 
     def forward(self, x: Tensor, window: int = 4) -> Tensor:
         q, k, v = self.heads(x)

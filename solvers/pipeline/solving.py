@@ -68,13 +68,13 @@ def _search(incumbent: PipelineIncumbent, seed: int) -> None:
 
 
 def improve(incumbent: PipelineIncumbent, seed: int) -> None:
-    """Local search over the orders of the best cut, until ``patience`` rounds of moves gain nothing."""
+    """Local search over the orders of the best cut, until ``order_patience`` rounds of moves gain nothing."""
     problem, random, length = incumbent.problem, np.random.default_rng(seed), line_length(incumbent.problem)
     assert incumbent.orders is not None
     chain, orders, idle = make_chain(problem, [mix.cost for mix in incumbent.mixes]), incumbent.orders.copy(), 0
     ends = np.cumsum(incumbent.cut).tolist()
     moves = max(1, SETTINGS.operations_at_once // (problem.devices * length))
-    while idle < SETTINGS.patience and not incumbent.over:
+    while idle < SETTINGS.order_patience and not incumbent.over:
         draws = np.empty((moves, 3), dtype=np.int64)
         draws[:, 0], draws[:, 1] = random.integers(problem.devices, size=moves), random.integers(length, size=moves)
         draws[:, 2] = random.integers(1, SETTINGS.farthest + 1, size=moves) * random.choice((-1, 1), size=moves)

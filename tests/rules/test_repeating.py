@@ -100,7 +100,7 @@ KERNELS: dict[str, tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]] = {
         _shaped((2, 4, 8), (2, 4, 8), (2, 2), (2, 2), (4,)), (2, 4, 8, 2, [True, True, True])),
     "autopar.batch_norm_backward.default": (_shaped((2, 4, 8), (2, 4, 8), (4,), (4,), (4,)), ()),
 }  # fmt: skip
-"""Calls of the kernels that read operands in the order of memory: tensors, and what comes after them."""
+"""Calls of the kernels that read operands in the order of memory: tensors, then the other arguments."""
 
 
 def _most_bytes(target: str, tensors: Sequence[torch.Tensor]) -> int:
