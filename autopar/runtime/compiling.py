@@ -416,17 +416,22 @@ def device_mesh_of(mesh: Mesh, device: torch.device) -> DeviceMesh:
     return made
 
 
-_DEVICE_MESHES: dict[tuple[dist.ProcessGroup, str, Mesh], DeviceMesh] = {}
-"""By default process group, kind of device and mesh. torch keeps a DeviceMesh's process groups to the end, so modules share it."""
+_DEVICE_MESHES: dict[tuple[int, dist.ProcessGroup, str, Mesh], DeviceMesh] = {}
+"""By process id, default process group, kind of device and mesh. torch keeps a DeviceMesh's process groups to the end, so modules share it.
+"""
 
 
 def share_device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
-    """The one DeviceMesh of these axes over the default process group. Collective."""
-    world = dist.group.WORLD
+    """The one DeviceMesh of these axes over the default process group. Collective.
+
+    Meshes of a default group that was destroyed are dropped, but not those that a forked process has from its parent: freeing their
+    groups would wait for threads that only the parent has.
+    """
+    world, process = dist.group.WORLD, os.getpid()
     assert world is not None
-    for known in [known for known in _DEVICE_MESHES if known[0] is not world]:
-        del _DEVICE_MESHES[known]  # its default group was destroyed
-    key = world, device.type, mesh
+    for known in [known for known in _DEVICE_MESHES if known[0] == process and known[1] is not world]:
+        del _DEVICE_MESHES[known]
+    key = process, world, device.type, mesh
     if key not in _DEVICE_MESHES:
         _DEVICE_MESHES[key] = init_device_mesh(device.type, mesh.sizes, mesh_dim_names=mesh.names)
     return _DEVICE_MESHES[key]

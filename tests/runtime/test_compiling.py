@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -156,6 +157,19 @@ def test_a_single_process_is_told_of_torchrun() -> None:
     assert not dist.is_initialized()
     with pytest.raises(UsageError, match="hint: start the script with: torchrun --nproc-per-node 2"):
         compile_plan(mlp().model, plan_of("dp=2"))
+
+
+def test_forked_ranks_compile_after_their_parent_did() -> None:
+    """What the parent keeps of a group that it destroyed is not freed by them: they would wait for threads that only it has."""
+    autopar.compile(mlp().model, plan_of("1"))
+    dist.destroy_process_group()
+    gc.collect()  # the module, which has the group too
+
+    def run(rank: int) -> int:
+        autopar.compile(mlp().model, plan_of("2"))
+        return rank
+
+    assert run_ranks(run, 2, timeout=30.0) == [0, 1]
 
 
 def test_an_unknown_kind_of_inputs_is_refused() -> None:
