@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -338,6 +339,22 @@ def test_logging_and_printing_of_the_users_own_is_kept(capfd):
 
     capture(Model(talk), (torch.randn(4, 4),), mode="inference")
     assert "words" in capfd.readouterr().err
+
+
+def test_torchs_loggers_are_silent_meanwhile_and_as_before_after_it():
+    """One with a level of its own, one that follows another's, and a user's."""
+    own, following, users = (logging.getLogger(name) for name in ("torch.own", "torch.own.following", "torches"))
+    own.setLevel(logging.DEBUG)
+    users.setLevel(logging.DEBUG)
+    found = []
+
+    def look(model, x):
+        found.extend(logger.isEnabledFor(logging.CRITICAL) for logger in (own, following, logging.getLogger("torch"), users))
+        return model.layer(x)
+
+    capture(Model(look), (torch.randn(4, 4),), mode="inference")
+    assert set(found[0::4] + found[1::4] + found[2::4]) == {False} and all(found[3::4])
+    assert own.level == following.getEffectiveLevel() == logging.DEBUG and logging.getLogger("torch").isEnabledFor(logging.WARNING)
 
 
 def test_failures_inside_a_layer_of_torch_are_at_the_layer():
