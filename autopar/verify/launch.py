@@ -82,6 +82,8 @@ def run_ranks(
             f"{ranks} ranks are {ranks} processes on this machine, where at most {MOST_RANKS} are started",
             "take fewer; verify --backend simulate has all ranks in one process, profile runs under torchrun on a cluster",
         )
+    if not alone:
+        import torch.distributed.checkpoint  # noqa: F401  once here: each rank that compiles a module would import it for itself
     context = multiprocessing.get_context("fork")
     with _meeting_place() as store:
         processes: list[BaseProcess] = []
