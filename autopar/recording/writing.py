@@ -108,7 +108,7 @@ def write(
 ) -> Plan:
     """The plan of a schedule: its rows, and the figures that follow from it."""
     graph, machine = schedule.graph, schedule.machine
-    collectives = tuple(_collectives(schedule))
+    collectives = tuple(list_collectives(schedule))
     compute, communication = schedule.compute_seconds(), schedule.communication_seconds()
     of_optimizer, step = schedule.optimizer_seconds(optimizer), step_seconds(schedule, optimizer)
     seconds = step if machine.overlaps else communication
@@ -297,7 +297,7 @@ def _transfers(schedule: Schedule) -> Iterator[TransferPlan]:
             )  # fmt: skip
 
 
-def _collectives(schedule: Schedule) -> Iterator[CollectivePlan]:
+def list_collectives(schedule: Schedule) -> Iterator[CollectivePlan]:
     """One row a call, in execution order, those inside operators in their place."""
     seconds = {item.of: item.seconds for item in schedule.instructions if item.kind == "start"}
     for item in schedule.instructions:

@@ -85,8 +85,10 @@ def _in_block(places: Sequence[Sequence[Run]], dim: int, number: int, block: Ten
 
 def _some(tensor: Tensor, runs: Sequence[Run], side: int) -> Tensor:
     """A run of each dim of a tensor that is filled up (``side`` 0), or of one that is not."""
+    shape = tensor.shape
     for dim, run in enumerate(runs):
-        tensor = tensor.narrow(dim, run[side], run[2])
+        if run[2] != shape[dim]:  # most dims are whole, and a view takes longer than the question
+            tensor = tensor.narrow(dim, run[side], run[2])
     return tensor
 
 

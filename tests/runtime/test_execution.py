@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from autopar.graph import Tensor
+from autopar.recording.writing import list_collectives
 from autopar.rules import ShardingRule, strategies, way_of
 from autopar.runtime.placement import replica_difference
 from autopar.runtime.simulation import simulate
 from autopar.sharding import Strategy
 from autopar.verify.comparison import planned
 from tests import assignments
-from tests.graphs import machine, plan_of, random_schedule
+from tests.graphs import machine, random_schedule
 from tests.runtime.models import Example, odds, sixes, zoo_example
 
 MESHES = ("1", "2", "4", "2x2", "8", "2x4")
@@ -38,7 +39,7 @@ def check(example: Example, mesh: str, seed: int, again: float = 0.0) -> None:
         assert (whole - reference).abs().max().item() <= TOLERANCE * scale, f"{output.kind} {output.name}"
         assert replica_difference(parts, schedule.specs[value], schedule.machine.mesh) <= TOLERANCE * scale
     where = schedule.machine.mesh
-    assert [item.row(where) for item in found.observed] == [planned(row) for row in plan_of(schedule).collectives]
+    assert [item.row(where) for item in found.observed] == [planned(row) for row in list_collectives(schedule)]
 
 
 def entering(example: Example) -> dict[str, torch.Tensor]:
