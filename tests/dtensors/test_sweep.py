@@ -172,7 +172,8 @@ def test_functions_of_split_tensors_are_those_of_whole_ones(ranks: int) -> None:
 
 @pytest.mark.slow
 def test_all_functions_of_split_tensors_are_those_of_whole_ones() -> None:
-    check(2, sorted(FUNCTIONS))
+    """Beside the daily ones, which the test above tries on as many ranks."""
+    check(2, [name for name in sorted(FUNCTIONS) if name not in DAILY])
 
 
 @pytest.mark.slow

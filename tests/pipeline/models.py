@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -91,8 +92,14 @@ def build(name: str) -> tuple[Any, tuple[Any, ...]]:
 
 
 def capture(name: str, microbatches: int) -> tuple[Any, tuple[Any, ...], Graph]:
+    """What ``build`` gives, anew each time, and its graph, which nothing changes."""
+    return *build(name), _graph_of(name, microbatches)
+
+
+@cache
+def _graph_of(name: str, microbatches: int) -> Graph:
     model, args = build(name)
-    return model, args, autopar.capture(model, args, microbatches=microbatches)
+    return autopar.capture(model, args, microbatches=microbatches)
 
 
 def values_of(graph: Graph, model: Any, args: tuple[Any, ...]) -> dict[str, Tensor]:

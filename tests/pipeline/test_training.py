@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,15 @@ TIMETABLES = int(os.environ.get("AUTOPAR_TIMETABLES", "25"))
 
 
 def plan_of(name: str, mesh: str, microbatches: int = 4, **options: Any) -> PipelinePlan:
+    return PipelinePlan.from_json(_plan_text(name, mesh, microbatches, **options))
+
+
+@cache
+def _plan_text(name: str, mesh: str, microbatches: int, **options: Any) -> str:
     model, args = build(name)
-    made = autopar.plan_pipeline(model, args, mesh=mesh, microbatches=microbatches, hardware=stressed(), effort="low", **options)
-    return PipelinePlan.from_json(made.to_json())
+    return autopar.plan_pipeline(
+        model, args, mesh=mesh, microbatches=microbatches, hardware=stressed(), effort="low", **options
+    ).to_json()  # fmt: skip
 
 
 def train(module: nn.Module, args: tuple[Tensor, ...], scale: float = 1.0) -> tuple[list[float], list[float]]:

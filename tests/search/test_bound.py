@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,7 @@ def search(graph: Graph, machine: Machine, optimizer: str, pins: Mapping[str, st
     return found, found.own_seconds
 
 
+@cache
 def outcome(case: Case) -> Outcome:
     """Searches and tries everything; what must hold of each graph is asserted here."""
     graph, machine, pins, optimizer = drawn(case)

@@ -72,8 +72,8 @@ def test_a_cache_is_verified_like_any_buffer() -> None:
 
 
 def on_two_ranks(rank: int) -> Any:
-    model, serving = causal(rank), planned(True, "dp=2")
-    served = autopar.serve(model, serving if rank == 0 else None, cache=past(4))
+    model, serving = causal(rank), planned(True, "dp=2") if rank == 0 else None
+    served = autopar.serve(model, serving, cache=past(4))
     ids, mask = padded(ROWS)
     first = served.generate(ids, mask, max_new_tokens=7)
     weights = {name: local.to_local().data_ptr() for name, local in served.module.named_parameters()}
