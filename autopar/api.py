@@ -180,8 +180,8 @@ def plan_pipeline(
         microbatches: number of equal parts of the batch, along dim 0 of the inputs; ``auto`` tries powers of two, from one for each stage
             on, as long as more gain.
         stages: the first module of each stage but the first, or counts of equal layers, ``"8,9,8,7"``; chosen when not given.
-        order: of each stage's actions. ``auto`` searches, with backward whole; ``gpipe`` and ``1f1b`` are the usual ones; ``zero-bubble``
-            searches with gradients of weights in actions of their own, which fill the time that stages would wait.
+        order: of each stage's actions. ``whole`` searches with backward whole; ``zero-bubble`` with gradients of weights in actions of
+            their own, which fill the time that stages would wait; ``auto`` takes the faster; ``gpipe`` and ``1f1b`` are written down.
         constraints: pins by name, as of ``plan``. One on a weight holds in the stage that has it. Axes are those of a stage, by name
             (``S(tp) R``) or number.
         others: as of ``plan``.

@@ -20,10 +20,10 @@ from autopar.plan import Plan
 from autopar.rows import AccumulationPlan, BaselinePlan, Count, CreatedBy, Model, Objective, Row, Seconds, Shape
 
 PIPELINE_SCHEMA = "autopar.pipeline-plan/1"
-OrderName = Literal["auto", "gpipe", "1f1b", "zero-bubble"]
-"""How each stage orders its actions. ``auto``: searched, with backward whole. ``gpipe``: all of forward, then all of backward. ``1f1b``:
-one backward after each forward, once one microbatch more is in flight than stages are behind. ``zero-bubble``: searched, with gradients of
-weights in actions of their own."""
+OrderName = Literal["auto", "whole", "gpipe", "1f1b", "zero-bubble"]
+"""How each stage orders its actions. ``auto``: the faster of ``whole`` and ``zero-bubble``. ``whole``: searched, with backward whole.
+``zero-bubble``: searched, with gradients of weights in actions of their own. ``gpipe``: all of forward, then all of backward. ``1f1b``: one
+backward after each forward, once one microbatch more is in flight than stages are behind."""
 _AGAIN = "write the plan again with autopar plan -o"
 
 
@@ -53,6 +53,7 @@ class StagePlan(Row):
             apart.
         forward_seconds, backward_seconds: of one microbatch.
         last_backward_seconds: of the last microbatch, whose backward reduces gradients.
+        last_sent_seconds: until the last microbatch's backward has made what it sends, where that is before its end.
         held_bytes_per_rank: of one microbatch between forward and backward.
         weights_seconds, last_weights_seconds, held_for_weights_bytes_per_rank: where gradients of weights are apart: of one microbatch, of
             the last, and the bytes that one holds between backward and these. ``backward_seconds`` are then without them.
@@ -70,6 +71,7 @@ class StagePlan(Row):
     held_bytes_per_rank: Count
     peak_memory_bytes_per_rank: Count
     in_flight: Annotated[int, Field(ge=1)]
+    last_sent_seconds: Seconds | None = None
     weights_seconds: Seconds | None = None
     last_weights_seconds: Seconds | None = None
     held_for_weights_bytes_per_rank: Count | None = None
@@ -117,7 +119,7 @@ class PipelinePlan(Row):
     @property
     def split(self) -> bool:
         """Whether gradients of weights are made in actions of their own."""
-        return self.order == "zero-bubble"
+        return self.order == "zero-bubble" or (self.order == "auto" and any(row.weights_seconds is not None for row in self.stages))
 
     @property
     def peak_memory_bytes_per_rank(self) -> int:

@@ -81,6 +81,10 @@ def _stage(plan: PipelinePlan, number: int, stage: StagePlan) -> Iterator[Differ
         run = [row for row in rows if row.microbatch <= last]
         right = makespan(run, hardware.overlap_slowdown, hardware.launch_overlaps, issue)
         yield from seconds(f"{where}.{name}", getattr(stage, name) or 0.0, right)
+    once = next((place for place, row in enumerate(backward) if row.microbatch), len(backward))
+    is_last = once < len(backward) and all(row.microbatch for row in backward[once:]) and not plan.split
+    sent = stage.last_backward_seconds if stage.last_sent_seconds is None else stage.last_sent_seconds
+    yield from seconds(f"{where}.last_sent_seconds", sent, stage.backward_seconds if is_last else stage.last_backward_seconds)
     yield from seconds(f"{where}.optimizer_seconds", stage.optimizer_seconds, stage.plan.predicted.optimizer_seconds)
 
 
@@ -164,15 +168,19 @@ def _sources(plan: PipelinePlan, stage: int, kind: str) -> list[int]:
 
 def _figures(plan: PipelinePlan, lines: list[list[Slot]]) -> Iterator[Difference]:
     """The step, what stages hold in flight, and their memory, from the orders and the stages' seconds."""
-    ends: dict[tuple[int, Slot], float] = {}
+    sent: dict[tuple[int, Slot], float] = {}
     free, at, busy = [0.0] * len(lines), [0] * len(lines), [0.0] * len(lines)
     while any(place < len(line) for place, line in zip(at, lines, strict=True)):
         for stage, line in enumerate(lines):
-            while at[stage] < len(line) and _is_ready(plan, stage, line[at[stage]], set(ends)):
+            while at[stage] < len(line) and _is_ready(plan, stage, line[at[stage]], set(sent)):
                 slot, row = line[at[stage]], plan.stages[stage]
-                length = _length(row, slot, last=slot.number == plan.microbatches - 1)
-                arrivals = [ends[source, slot] + plan.transfer_seconds for source in _sources(plan, stage, slot.kind)]
-                free[stage] = ends[stage, slot] = max([free[stage], *arrivals]) + length
+                last = slot.number == plan.microbatches - 1
+                length = _length(row, slot, last=last)
+                arrivals = [sent[source, slot] + plan.transfer_seconds for source in _sources(plan, stage, slot.kind)]
+                begin = max([free[stage], *arrivals])
+                free[stage] = begin + length
+                is_early = slot.kind == "B" and last and row.last_sent_seconds is not None
+                sent[stage, slot] = begin + (row.last_sent_seconds or 0.0) if is_early else free[stage]
                 busy[stage] += length
                 at[stage] += 1
     step = max(end + row.optimizer_seconds for end, row in zip(free, plan.stages, strict=True))

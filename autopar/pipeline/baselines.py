@@ -32,7 +32,9 @@ from autopar.pipeline.orders import write_lines
 from autopar.pipeline.timetable import Action, read_order
 from autopar.schedule import Assignment, Schedule
 from autopar.schedule.limit_search import LimitSearch, improve_plan
+from autopar.schedule.passes import ENDING, run_passes
 from autopar.schedule.scheduled_plan import Sample, ScheduledPlan
+from autopar.schedule.splitting import defer_once
 from autopar.search.baselines.checkpointing import POLICIES, apply_policies
 from autopar.search.baselines.propagate import Recipe, SpecPropagation
 from autopar.search.baselines.stored import store_split
@@ -50,6 +52,7 @@ class PipelineBaseline:
 
     Args:
         plans: of each stage; equal stages share one, in the names of the first of them.
+        lists: what each runs, in the plan's names: what is done once a step stands behind what is sent.
         peaks: bytes at the peak of a rank of each stage.
         fits: whether each is within the memory limit.
     """
@@ -57,6 +60,7 @@ class PipelineBaseline:
     stages: Stages
     cut: tuple[str, ...]
     plans: tuple[ScheduledPlan, ...]
+    lists: tuple[Schedule, ...]
     costs: tuple[StageCosts, ...]
     order: tuple[Action, ...]
     times: PipelineTimes
@@ -67,7 +71,7 @@ class PipelineBaseline:
     @property
     def schedules(self) -> tuple[Schedule, ...]:
         """Of each stage, in its own names."""
-        pairs = zip(self.stages.graphs, (plan.schedule for plan in self.plans), strict=True)
+        pairs = zip(self.stages.graphs, self.lists, strict=True)
         return tuple(made if made.graph.sha256 == graph.sha256 else schedule_for(graph, made) for graph, made in pairs)
 
 
@@ -218,12 +222,14 @@ class PipelineBaselines:
         return [known[id(stage)] for stage in written]
 
     def _price(self, stages: Stages, cut: tuple[str, ...], plans: Sequence[ScheduledPlan], transfer: float) -> PipelineBaseline:
-        measured = {id(plan): measure_stage(plan.schedule, self.optimizer) for plan in plans}
+        lists = {id(plan): defer_once(run_passes(plan.schedule, ENDING)) for plan in plans}
+        measured = {number: measure_stage(schedule, self.optimizer) for number, schedule in lists.items()}
         costs = [measured[id(plan)] for plan in plans]
         times = time_pipeline(stages, costs, self.order, transfer)
         peaks = tuple(cost.peak_with(flying) for cost, flying in zip(costs, times.in_flight, strict=True))
         fits = max(peaks) <= self.memory_limit
-        return PipelineBaseline(stages, cut, tuple(plans), tuple(costs), self.order, times, transfer, peaks, fits)
+        used = tuple(lists[id(plan)] for plan in plans)
+        return PipelineBaseline(stages, cut, tuple(plans), used, tuple(costs), self.order, times, transfer, peaks, fits)
 
     def _improve(self, made: PipelineBaseline) -> PipelineBaseline:
         """The pipeline after local search over the order of each stage, within the memory that it holds."""

@@ -1,7 +1,8 @@
 """How long a pipeline's step takes, and what its ranks hold: each action as long as its part of the stage's schedule.
 
 A stage runs one action at a time. What crosses arrives ``transfer`` seconds after the sending action is over. The last microbatch's last
-part ends with what a step does once: gradients are reduced then. The optimizer's step follows it in each stage.
+part ends with what a step does once: gradients are reduced then, behind what is sent where the list has it so (``schedule.splitting``). The
+optimizer's step follows it in each stage.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from autopar.pipeline.timetable import Action, Part, stages_split
 from autopar.pipeline_plan import PipelinePlan
 from autopar.schedule import Instruction, Schedule, memory, simulate
 from autopar.schedule.simulation import makespan
-from autopar.schedule.splitting import find_weight_part
+from autopar.schedule.splitting import find_once_part, find_weight_part
 from autopar.schedule.storages import entering, storage_bytes
 
 
@@ -29,6 +30,7 @@ class StageCosts:
         optimizer: seconds of the optimizer's step.
         held: bytes that a microbatch holds between forward and backward.
         peak: bytes at the peak, with one microbatch in flight.
+        last_sent: seconds until the last microbatch's backward has made what it sends.
         weights, last_weights: seconds of gradients of weights, where they are a part of their own; backward is then without them.
         held_for_weights: bytes that a microbatch holds between backward and that part.
     """
@@ -39,6 +41,7 @@ class StageCosts:
     optimizer: float
     held: int
     peak: int
+    last_sent: float
     weights: float = 0.0
     last_weights: float = 0.0
     held_for_weights: int = 0
@@ -50,6 +53,10 @@ class StageCosts:
         if part == "backward":
             return self.last_backward if last else self.backward
         return self.last_weights if last else self.weights
+
+    def seconds_to_send(self, part: Part, *, last: bool) -> float:
+        """Until a part of a microbatch, the ``last`` one or not, has made what it sends."""
+        return self.last_sent if part == "backward" and last else self.seconds(part, last=last)
 
     @property
     def busy(self) -> float:
@@ -79,9 +86,11 @@ def measure_stage(schedule: Schedule, optimizer: str, *, split: bool = False) ->
     spans = [items[:first], items[first:second], items[second:]]
     forward, backward, weights = (_seconds(schedule, span, 0) for span in spans)
     _, last_backward, last_weights = (_seconds(schedule, span, last) for span in spans)
+    last_sent = backward if find_once_part(schedule) < len(items) else last_backward
     return StageCosts(
         forward, backward, last_backward, schedule.optimizer_seconds(optimizer), held_between(schedule, first, ("input",)),
-        memory(schedule, optimizer).peak, weights, last_weights, held_between(schedule, second, ("input", "tangent")) if split else 0,
+        memory(schedule, optimizer).peak, last_sent, weights, last_weights,
+        held_between(schedule, second, ("input", "tangent")) if split else 0,
     )  # fmt: skip
 
 
@@ -90,8 +99,9 @@ def recorded_costs(plan: PipelinePlan) -> list[StageCosts]:
     return [
         StageCosts(
             row.forward_seconds, row.backward_seconds, row.last_backward_seconds, row.optimizer_seconds, row.held_bytes_per_rank,
-            row.plan.predicted.peak_memory_bytes_per_rank, row.weights_seconds or 0.0, row.last_weights_seconds or 0.0,
-            row.held_for_weights_bytes_per_rank or 0,
+            row.plan.predicted.peak_memory_bytes_per_rank,
+            row.last_backward_seconds if row.last_sent_seconds is None else row.last_sent_seconds,
+            row.weights_seconds or 0.0, row.last_weights_seconds or 0.0, row.held_for_weights_bytes_per_rank or 0,
         )
         for row in plan.stages
     ]  # fmt: skip
@@ -142,13 +152,14 @@ def time_pipeline(stages: Stages, costs: Sequence[StageCosts], order: Sequence[A
     """The step that a total order of actions makes."""
     count, last, split = len(costs), max(action.microbatch for action in order), stages_split(order)
     free, busy, begins = [0.0] * count, [0.0] * count, list[float]()
-    ends: dict[tuple[int, str, int], float] = {}
+    sent: dict[tuple[int, str, int], float] = {}
     for action in order:
         stage, part, number = action
-        arrivals = [ends[one.source, one.half, number] + transfer for one in stages.received(stage, part)]
+        arrivals = [sent[one.source, one.half, number] + transfer for one in stages.received(stage, part)]
         begin = max(free[stage], *arrivals, 0.0)
         seconds = costs[stage].seconds(part, last=number == last)
-        free[stage] = ends[stage, part, number] = begin + seconds
+        free[stage] = begin + seconds
+        sent[stage, part, number] = begin + costs[stage].seconds_to_send(part, last=number == last)
         begins.append(begin)
         busy[stage] += seconds
     step = max(end + cost.optimizer for end, cost in zip(free, costs, strict=True))

@@ -110,7 +110,7 @@ def _added(cost: StageCosts, layer: StageCosts, times: int) -> StageCosts:
 def _time(plan: PipelinePlan, costs: Sequence[StageCosts]) -> PipelineTimes | None:
     """The step with the best orders found for stages of these costs; None where nothing fits in memory."""
     limit = plan.memory_limit_bytes_per_rank
-    lines = choose_order(plan.order, costs, plan.microbatches, plan.transfer_seconds, limit, SOLVE_SECONDS)
+    lines = choose_order("zero-bubble" if plan.split else plan.order, costs, plan.microbatches, plan.transfer_seconds, limit, SOLVE_SECONDS)
     if lines is None:
         return None
     stages = Stages((), tuple(Boundary(row.tensor, row.from_stage, row.to_stage) for row in plan.boundaries))

@@ -16,7 +16,7 @@ def choose_order(
     """Each stage's actions as ``timetable.read_order`` takes them; None where no order found fits in memory.
 
     Args:
-        name: the order asked for. ``gpipe`` and ``1f1b`` are written down, whatever they hold.
+        name: the order. ``gpipe`` and ``1f1b`` are written down, whatever they hold. Backward is whole but in ``zero-bubble``.
         transfer: seconds of what crosses.
         limit: bytes of a rank.
         work: of the solver, in units of about one CPU second.

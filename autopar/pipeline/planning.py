@@ -27,10 +27,10 @@ from autopar.pipeline.equal_stages import schedule_for, structure_of
 from autopar.pipeline.layer_tables import LayerTables, measure_layers
 from autopar.pipeline.order_search import choose_order
 from autopar.pipeline.orders import in_flight_of
-from autopar.pipeline.timetable import Action, read_order
+from autopar.pipeline.timetable import Action, read_order, stages_split
 from autopar.pipeline_plan import OrderName
 from autopar.schedule import Schedule, memory
-from autopar.schedule.splitting import split_backward
+from autopar.schedule.splitting import defer_once, split_backward
 from autopar.search import Progress, SearchResult, Shared, find_plan
 from autopar.solvers.pipeline import PipelineProblem, solve_pipeline
 
@@ -87,9 +87,14 @@ class PipelineRequest:
         return self.machine.mesh.sizes[0]
 
     @property
-    def split(self) -> bool:
-        """Whether gradients of weights are made in actions of their own."""
-        return self.order == "zero-bubble"
+    def ways(self) -> tuple[OrderName, ...]:
+        """The orders that are tried."""
+        return ("whole", "zero-bubble") if self.order == "auto" else (self.order,)
+
+    @property
+    def may_split(self) -> bool:
+        """Whether gradients of weights may be made in actions of their own."""
+        return "zero-bubble" in self.ways
 
     @property
     def stage_machine(self) -> Machine:
@@ -109,7 +114,7 @@ class PipelineResult:
         times: the step over time.
         transfer_seconds: of the largest value that crosses.
         bound_seconds: no cut at the units, no plans of the stages on this mesh and no order of their actions takes less: of actions
-            forward and backward, or with gradients of weights apart where these are.
+            forward and backward, or with gradients of weights apart where these may be.
         baselines: pipelines by hand, by name.
     """
 
@@ -127,6 +132,11 @@ class PipelineResult:
     def schedules(self) -> tuple[Schedule, ...]:
         """What the ranks of each stage run."""
         return tuple(one.schedule for one in self.found)
+
+    @property
+    def split(self) -> bool:
+        """Whether gradients of weights are made in actions of their own."""
+        return bool(stages_split(self.order))
 
     @property
     def gap(self) -> float:
@@ -221,7 +231,7 @@ class _Planner:
         by_hand = self._baselines()
         written = by_hand.find()
         for one in written.values():
-            is_allowed = (self.asked.cut is None or one.cut == self.asked.cut) and self.asked.order in ("auto", "1f1b")
+            is_allowed = (self.asked.cut is None or one.cut == self.asked.cut) and self.asked.order in ("auto", "whole", "1f1b")
             if one.fits and is_allowed and (best is None or one.times.step < best.times.step):
                 best = self._adopt(one)
         if best is None:
@@ -239,7 +249,10 @@ class _Planner:
     def _adopt(self, made: PipelineBaseline) -> PipelineResult:
         """A pipeline by hand as a result."""
         found = tuple(
-            SearchResult(schedule, plan.step_seconds, 0.0, 1.0, "feasible", 0.0, "baseline", self.asked.optimizer, plan.memory, {})
+            SearchResult(
+                schedule, plan.step_seconds, 0.0, 1.0, "feasible", 0.0, "baseline", self.asked.optimizer,
+                memory(schedule, self.asked.optimizer), {},
+            )
             for schedule, plan in zip(made.schedules, made.plans, strict=True)
         )
         return PipelineResult(made.stages, made.cut, found, made.costs, made.order, made.times, made.transfer_seconds, 0.0)
@@ -249,11 +262,11 @@ class _Planner:
 
         Plans of the stages, one after another, are a plan of the whole graph on one stage mesh. Its bound holds for MANY times their
         seconds and what they do once a step. What a stage does once takes less than the step.
-        ``T >= S / (1 - (1 - 1/m)^p)``. Where gradients of weights are apart a stage works for the whole step at most: ``T >= m S / p``.
+        ``T >= S / (1 - (1 - 1/m)^p)``. Where gradients of weights may be apart a stage works for the whole step at most: ``T >= m S / p``.
         """
         count, m = self.asked.count, self.microbatches
         one = max(whole.bound_seconds - count * step, 0.0) / MANY
-        if self.asked.split:
+        if self.asked.may_split:
             return one * m / count
         return one / (1.0 - (1.0 - 1.0 / m) ** count)
 
@@ -286,7 +299,7 @@ class _Planner:
         stages = cut_graph(self.graph, cut)
         sizes = self.machine.mesh.sizes
         specs = crossing_specs(stages, self.graph, sizes, {name: one.strategy for name, one in whole.operations.items()})
-        found, costs = list[SearchResult](), list[StageCosts]()
+        found = list[SearchResult]()
         for stage, graph in enumerate(stages.graphs):
             in_flight = in_flight_of(self.asked.order, stage, len(stages.graphs), self.microbatches)
             try:
@@ -295,13 +308,21 @@ class _Planner:
                 result = self._plan_stage(graph, pins | tied_pins(graph, stages, before, sizes), in_flight)
             except InfeasibleError:
                 return None
-            if self.asked.split:
-                schedule = split_backward(result.schedule)
-                result = replace(result, schedule=schedule, memory=memory(schedule, result.optimizer))
             found.append(result)
-            costs.append(measure_stage(result.schedule, self.asked.optimizer, split=self.asked.split))
         transfer = transfer_seconds(self.asked.machine, stages, self.graph, specs)
-        lines = choose_order(self.asked.order, costs, self.microbatches, transfer, self.asked.memory_limit, SOLVE_SECONDS)
+        made = [self._order_stages(way, stages, cut, found, transfer) for way in self.asked.ways]
+        return min((one for one in made if one is not None), key=lambda one: one.times.step, default=None)
+
+    def _order_stages(
+        self, way: OrderName, stages: Stages, cut: tuple[str, ...], planned: Sequence[SearchResult], transfer: float
+    ) -> PipelineResult | None:  # fmt: skip
+        """The pipeline of planned stages in an order; None where none found fits in memory."""
+        split, found, costs = way == "zero-bubble", list[SearchResult](), list[StageCosts]()
+        for result in planned:
+            schedule = split_backward(result.schedule) if split else defer_once(result.schedule)
+            found.append(replace(result, schedule=schedule, memory=memory(schedule, result.optimizer)))
+            costs.append(measure_stage(schedule, self.asked.optimizer, split=split))
+        lines = choose_order(way, costs, self.microbatches, transfer, self.asked.memory_limit, SOLVE_SECONDS)
         if lines is None:
             return None
         order = read_order(lines)

@@ -52,9 +52,10 @@ def record_pipeline(
                 held_bytes_per_rank=cost.held,
                 peak_memory_bytes_per_rank=found.peaks[number],
                 in_flight=found.times.in_flight[number],
-                weights_seconds=cost.weights if asked.split else None,
-                last_weights_seconds=cost.last_weights if asked.split else None,
-                held_for_weights_bytes_per_rank=cost.held_for_weights if asked.split else None,
+                last_sent_seconds=cost.last_sent if cost.last_sent < cost.last_backward else None,
+                weights_seconds=cost.weights if found.split else None,
+                last_weights_seconds=cost.last_weights if found.split else None,
+                held_for_weights_bytes_per_rank=cost.held_for_weights if found.split else None,
                 plan=record(result, target=f"stage {number} of {target}", memory_limit=asked.memory_limit),
             )
         )

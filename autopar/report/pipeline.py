@@ -17,7 +17,8 @@ def overview(plan: PipelinePlan) -> Table:
     step, bound = plan.objective.seconds, plan.objective.bound_seconds
     mesh = ",".join(f"{name}={size}" for name, size in plan.mesh.items())
     crossing = max((row.bytes_per_rank for row in plan.boundaries), default=0)
-    limit, backward = units.size(plan.memory_limit_bytes_per_rank), "gradients of weights apart" if plan.split else "backward whole"
+    limit = units.size(plan.memory_limit_bytes_per_rank)
+    backward = {"auto": "backward whole or in two parts", "zero-bubble": "gradients of weights apart"}.get(plan.order, "backward whole")
     proved = f"{units.seconds(bound)}, gap {100 * plan.objective.gap:.1f} %"
     rows = [
         ("model", f"{plan.model.target}, {plan.model.mode}, {plan.model.optimizer}, {plan.microbatches} microbatches"),
@@ -30,8 +31,8 @@ def overview(plan: PipelinePlan) -> Table:
     if plan.microbatches_tried:
         numbers = ", ".join(map(str, plan.microbatches_tried))
         rows.insert(1, ("tried", f"{numbers} microbatches, the bound over these"))
-    if plan.order != "auto":
-        rows.append(("order", plan.order))
+    if plan.order != "auto" or plan.split:
+        rows.append(("order", "zero-bubble" if plan.split else plan.order))
     if plan.tied:
         rows.append(("tied", "; ".join(f"{name} in stages {', '.join(map(str, at))}" for name, at in plan.tied.items())))
     return Table(("", "pipeline"), tuple(rows))

@@ -84,10 +84,18 @@ class MicrobatchedStep:
             found = [{name: held[name].clone() for name in self.leaving} for held in ranks]
             self.totals = [_added(self.weights.of[number], *pair) for pair in zip(self.totals, found, strict=True)]
 
-    def backward(self, number: int, ranks: Sequence[Values]) -> None:
-        """Runs backward of a microbatch on what forward left, and keeps the sums of gradients for the next one."""
+    def backward(self, number: int, ranks: Sequence[Values], send: Callable[[], None] | None = None) -> None:
+        """Runs backward of a microbatch on what forward left, and keeps the sums of gradients for the next one.
+
+        Args:
+            send: called when what leaves for another stage is made. A microbatch that is not part of a pipeline has none.
+        """
         with self._summed(number, ranks) as last, self._differentiated(number):
-            self.executable.backward(ranks, self.observed, last=last)
+            if send is None:
+                self.executable.backward(ranks, self.observed, last=last)
+            else:
+                assert isinstance(self.executable, Executable)
+                self.executable.backward(ranks, self.observed, last=last, send=send)
 
     def make_input_gradients(self, number: int, ranks: Sequence[Values]) -> None:
         """Runs the first part of a microbatch's backward, where it has two."""

@@ -40,7 +40,7 @@ from autopar.runtime.whole_operands import mark_whole
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import Operation
-from autopar.schedule.splitting import find_weight_part
+from autopar.schedule.splitting import find_once_part, find_weight_part
 
 AS_A_RESULT: Mapping[str, str] = {stored: made for made, stored in STORING.items()}
 """From an operator that changes its input to the one that gives the same in a new tensor."""
@@ -73,6 +73,7 @@ class Executable:
         late: of forward, what only the loss asks for.
         input_segment: where backward runs in two parts, the first, equal in all microbatches (see ``schedule.splitting``); the two others
             are then without it.
+        once_segment: of backward, what runs once a step behind all the rest; None where something else stands behind it.
     """
 
     schedule: Schedule
@@ -82,6 +83,7 @@ class Executable:
     repeated_segment: Segment
     late: Late = Late()
     input_segment: Segment | None = None
+    once_segment: Segment | None = None
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
@@ -132,11 +134,22 @@ class Executable:
 
         return land
 
-    def backward(self, ranks: Sequence[Values], observed: list[Observed] | None = None, *, last: bool = True) -> None:
-        """Runs the backward instructions on what ``forward`` left, and on the sums over microbatches; of the ``last`` of these or not."""
+    def backward(
+        self, ranks: Sequence[Values], observed: list[Observed] | None = None, *, last: bool = True, send: Callable[[], None] | None = None
+    ) -> None:  # fmt: skip
+        """Runs the backward instructions on what ``forward`` left, and on the sums over microbatches; of the ``last`` of these or not.
+
+        Args:
+            send: called when what leaves for another stage is made.
+        """
         if self.input_segment is not None:
             self.make_input_gradients(ranks, observed)
-        self.make_weight_gradients(ranks, observed, last=last)
+        sends_early = send is not None and last and self.once_segment is not None
+        self.make_weight_gradients(ranks, observed, last=last and not sends_early)
+        if send is not None:
+            send()
+        if sends_early:
+            _run(self.once_segment, ranks, {}, observed)
 
     def make_input_gradients(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
         """Runs the first part of backward, where it has two."""
@@ -212,6 +225,7 @@ def bind(
     early = [index for index in punctual if half[index] == "backward" and index < find_weight_part(schedule)] if split else []
     rest = [index for index in punctual if half[index] == "backward" and index not in set(early)]
     repeated = [index for index in rest if not schedule.instructions[index].microbatch]
+    once = [index for index in rest if index >= find_once_part(schedule)] if any(output.is_sent for output, _ in schedule.outputs) else []
 
     binding = _Binding(schedule, backend, device, dropout, in_place, tail)
     forward = binding.segment("forward", [index for index in punctual if half[index] == "forward"])
@@ -219,7 +233,8 @@ def bind(
     inputs = binding.segment("inputs", early) if split else None
     backward = binding.segment("backward", rest)
     again = binding.segment("repeated", repeated if schedule.graph.microbatches > 1 else [])
-    return Executable(schedule, backend, forward, backward, again, late, inputs)
+    ending = binding.segment("once", once) if once else None
+    return Executable(schedule, backend, forward, backward, again, late, inputs, ending)
 
 
 class _Binding:

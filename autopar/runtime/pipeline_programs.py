@@ -33,6 +33,7 @@ from autopar.runtime.pipeline_mail import Groups, ProcessMail, Ranks, create_gro
 from autopar.runtime.programs import MOST, Key, Programs, Shapes, whole_shape
 from autopar.runtime.steps import Step
 from autopar.schedule import Schedule
+from autopar.schedule.splitting import defer_once
 from autopar.sharding import ShardingSpec
 
 log = logging.getLogger("autopar")
@@ -138,7 +139,7 @@ class PipelinePrograms(Programs):
         stages = cut_graph(captured.graph, self.plan.cut)
         mine = stages.graphs[running.ranks.stage]
         pins = crossing_pins(mine, self._crossing_specs(stages))
-        schedule = together(lambda: replay(self._plan(mine, model, pins), mine), team)
+        schedule = together(lambda: defer_once(replay(self._plan(mine, model, pins), mine)), team)
         groups = running.groups if _groups_of(stages) == _groups_of(running.stages) else create_groups(stages, running.ranks)
         order = read_order(write_lines("1f1b", len(stages.graphs), captured.graph.microbatches))
         mail = ProcessMail(stages, schedule, order, running.ranks, groups.pairs, self.main.place.device)

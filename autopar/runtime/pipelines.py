@@ -1,8 +1,8 @@
 """A pipeline's step: the stages' actions in one total order, each on the ranks of its stage that this process hosts.
 
 An action is one part of a microbatch in one stage: forward, backward, or its gradients of weights. What crosses to another stage is sent
-when the action is over, and is received when the reading action begins. Gradients of tied weights are summed over their stages at the end
-of the step.
+when the action is over; in the last microbatch's backward, before what is done once a step where that stands behind it. It is received when
+the reading action begins. Gradients of tied weights are summed over their stages at the end of the step.
 """
 
 from __future__ import annotations
@@ -76,20 +76,26 @@ class StageRun:
             for held, received in zip(ranks, self.mail.receive(boundary, microbatch), strict=True):
                 held[boundary.tensor] = received
         self._compute(part, microbatch, ranks)
-        for boundary in self.stages.sent(self.stage, part):
-            self.mail.send(boundary, microbatch, [held[self.sent[boundary.tensor]] for held in ranks])
         wanted = self._wanted_behind(part)
         self.in_flight[microbatch] = [{name: held[name] for name in wanted if name in held} for held in ranks]
 
     def _compute(self, part: Part, microbatch: int, ranks: Sequence[Values]) -> None:
+        """Runs a part, and sends what crosses as soon as it is made."""
+
+        def send() -> None:
+            for boundary in self.stages.sent(self.stage, part):
+                self.mail.send(boundary, microbatch, [held[self.sent[boundary.tensor]] for held in ranks])
+
+        if part == "backward" and not self.split:
+            self.step.backward(microbatch, ranks, send)
+            return
         if part == "forward":
             self.step.forward(microbatch, ranks)
         elif part == "weights":
             self.step.make_weight_gradients(microbatch, ranks)
-        elif self.split:
-            self.step.make_input_gradients(microbatch, ranks)
         else:
-            self.step.backward(microbatch, ranks)
+            self.step.make_input_gradients(microbatch, ranks)
+        send()
 
     @property
     def split(self) -> bool:

@@ -1,7 +1,11 @@
-"""split_backward: a stage's backward in two parts, so that the stage before it waits for the first alone.
+"""A stage's backward in two parts, so that the stage before it waits for the first alone.
 
-The *input part* makes what is sent, the gradients of what the stage received. The *weight part* is the rest: gradients of weights, their
-sums over microbatches, and what is done with these once a step. Both are runs of one list, so all that holds of a list holds of it.
+``split_backward``: the *input part* makes what is sent, the gradients of what the stage received. The *weight part* is the rest: gradients
+of weights, their sums over microbatches, and what is done with these once a step.
+
+``defer_once``: all of backward in its order, and behind it the *once part*: what is done once a step. The last microbatch sends before it.
+
+Parts are runs of one list, so all that holds of a list holds of them.
 """
 
 from __future__ import annotations
@@ -29,11 +33,39 @@ def split_backward(schedule: Schedule) -> Schedule:
     forward = [item for item in items if item.half == "forward"]
     backward = [item for item in items if item.half != "forward"]
     order = (*forward, *(item for item in backward if item in early), *(item for item in backward if item not in early))
-    made = replace(schedule, instructions=order)
-    made = replace(made, limits=replace(made.limits, ahead_bytes=max(made.limits.ahead_bytes, bytes_in_flight(made))))
-    made = check_legal(run_passes(made, ENDING), "split_backward")
+    made = _reordered(schedule, order, "split_backward")
     find_weight_part(made)
     return made
+
+
+def defer_once(schedule: Schedule) -> Schedule:
+    """The schedule with what backward does once a step behind the rest, each in the order that it had; itself where nothing is sent.
+
+    Results are written over others anew, and values freed where they are read last now.
+
+    Raises:
+        ScheduleError: the new order is not legal.
+    """
+    wanted = {value for output, value in schedule.outputs if output.is_sent}
+    if not any(item.half != "forward" and not wanted.isdisjoint(item.writes) for item in schedule.instructions):
+        return schedule
+    items = [item for item in clear_in_place(schedule).instructions if item.kind != "free"]
+    late = [item for item in items if item.microbatch]
+    return _reordered(schedule, (*(item for item in items if not item.microbatch), *late), "defer_once") if late else schedule
+
+
+def find_once_part(schedule: Schedule) -> int:
+    """The index of the first instruction of the once part; the number of instructions where something else stands behind that."""
+    items = schedule.instructions
+    begin = next((index for index, item in enumerate(items) if item.microbatch), len(items))
+    return begin if all(item.microbatch for item in items[begin:]) else len(items)
+
+
+def _reordered(schedule: Schedule, order: tuple[Instruction, ...], after: str) -> Schedule:
+    """The schedule with its instructions in another order, without frees so far. Calls may be in flight as that needs."""
+    made = replace(schedule, instructions=order)
+    made = replace(made, limits=replace(made.limits, ahead_bytes=max(made.limits.ahead_bytes, bytes_in_flight(made))))
+    return check_legal(run_passes(made, ENDING), after)
 
 
 def find_weight_part(schedule: Schedule) -> int:

@@ -158,6 +158,7 @@ MUTATIONS: dict[str, Callable[[PipelinePlan], PipelinePlan]] = {
     "swapped": lambda plan: _changed(plan, 0, order=plan.stages[0].order.replace("F1", "Fx").replace("F2", "F1").replace("Fx", "F2")),
     "in flight": lambda plan: _changed(plan, 0, in_flight=1),
     "memory": lambda plan: _changed(plan, 0, peak_memory_bytes_per_rank=1),
+    "sent": lambda plan: _changed(plan, 1, last_sent_seconds=plan.stages[1].last_backward_seconds / 2),
     "forward": lambda plan: _changed(plan, 0, forward_seconds=plan.stages[0].forward_seconds / 2),
     "dropped transfer": lambda plan: plan.model_copy(update={"boundaries": plan.boundaries[:1]}),
     "layout": lambda plan: plan.model_copy(

@@ -118,6 +118,8 @@ def test_a_plan_is_never_behind_one_by_hand(cut: tuple[str, ...] | None, monkeyp
     asked = PipelineRequest(machine("pp=2,dp=2", stress=True), PLENTY, effort="low", cut=cut)
     found = plan_pipeline(graph, asked)
     assert (found.times.step == 1e-12) is (cut is None)
+    plan = record_pipeline(graph, asked, found, target="by hand", pins={}, solve_seconds=0.0)
+    assert {item.where for item in check_pipeline(plan, graph)} <= {"objective.seconds", "objective.bound_seconds", "baselines.ddp"}
 
 
 def test_pipelines_by_hand_stand_in_the_plan_and_in_its_table() -> None:

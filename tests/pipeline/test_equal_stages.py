@@ -94,7 +94,7 @@ def test_limits_fall_until_the_microbatches_in_flight_fit(monkeypatch: pytest.Mo
         return known.found[limit]
 
     def measure(schedule: int, optimizer: str) -> StageCosts:
-        return StageCosts(1.0, 1.0, 1.0, 0.0, schedule // 5 + 4, schedule)
+        return StageCosts(1.0, 1.0, 1.0, 0.0, schedule // 5 + 4, schedule, 1.0)
 
     monkeypatch.setattr(planning._Planner, "_search", search)
     monkeypatch.setattr(planning._Planner, "_in_names", lambda self, found, graph: found)

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 import autopar
 from autopar.check.pipelines import check_pipeline
 from autopar.errors import MismatchError, UsageError
-from autopar.pipeline import cut_graph
+from autopar.pipeline import cut_graph, planning
 from autopar.pipeline.orders import ORDERS, check_order, write_lines
 from autopar.pipeline.planning import PipelineRequest, PipelineResult, plan_pipeline
 from autopar.pipeline.timetable import problems_of, read_order, write_order
@@ -68,8 +69,9 @@ def test_one_rank_a_stage_is_the_plan_without_it_bit_by_bit() -> None:
 
 def test_gradients_of_weights_fill_the_time_in_which_stages_wait() -> None:
     steps = {order: planned("masked", "pp=4", order)[1].times for order in ORDERS}
-    assert steps["zero-bubble"].step < 0.97 * steps["auto"].step
-    assert steps["auto"].step <= (1 + 1e-9) * min(steps["1f1b"].step, steps["gpipe"].step)
+    assert steps["zero-bubble"].step < 0.97 * steps["whole"].step
+    assert steps["whole"].step <= (1 + 1e-9) * min(steps["1f1b"].step, steps["gpipe"].step)
+    assert steps["auto"] == steps["zero-bubble"]
     assert steps["1f1b"].in_flight == (4, 3, 2, 1) and steps["gpipe"].in_flight == (4, 4, 4, 4)
     assert all(one < other for one, other in zip(steps["1f1b"].peaks[1:], steps["gpipe"].peaks[1:], strict=True))
 
@@ -83,19 +85,39 @@ def test_the_file_holds_and_runs_what_was_planned(order: OrderName) -> None:
     assert [str(one) for one in replayed.schedules] == [str(one) for one in found.schedules]
     bars = stage_bars(plan)
     assert max(bar.end for bar in bars) == pytest.approx(plan.objective.seconds)
-    split = order == "zero-bubble"
+    split = order in ("auto", "zero-bubble")
     assert {bar.kind for bar in bars} == {"forward", "backward", "optimizer", *(["weights"] if split else [])}
     assert ("weight gradients" in pipeline_svg(plan)) is split
     words = pipeline_summary(plan)
-    assert ("gradients of weights apart" in words, "backward whole" in words) == (split, not split)
-    keys = ('"order": "zero-bubble"', '"weights_seconds"', '"last_weights_seconds"', '"held_for_weights_bytes_per_rank"')
-    assert [key in plan.to_json() for key in keys] == [split] * 4
+    said = {"auto": "backward whole or in two parts", "zero-bubble": "gradients of weights apart"}
+    assert f"orders on this mesh, {said.get(order, 'backward whole')}\n" in words.replace(" \n", "\n")
+    assert ("zero-bubble" in words) is split
+    keys = ('"weights_seconds"', '"last_weights_seconds"', '"held_for_weights_bytes_per_rank"')
+    assert [key in plan.to_json() for key in keys] == [split] * 3
+    assert ('\n "order"' in plan.to_json()) is (order != "auto")
 
 
-def test_a_plan_in_the_usual_order_has_the_keys_of_older_files() -> None:
-    text = file_of("masked", "pp=4", "auto").to_json()
+def test_an_older_file_has_whole_backwards() -> None:
+    plan = file_of("masked", "pp=4", "whole")
+    text = plan.to_json()
     assert not any(f'"{key}"' in text for key in StagePlan.model_fields if "weights" in key)
-    assert '\n "order"' not in text
+    older = PipelinePlan.from_json(text.replace(' "order": "whole",\n', ""))
+    assert older.order == "auto" and not older.split
+    assert not check_pipeline(older)
+
+
+def test_whole_backwards_are_taken_where_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = planned("masked", "pp=4", "auto")[1]
+    assert found.split
+    choose = planning.choose_order
+
+    def without(name: OrderName, *rest: Any) -> Any:
+        return None if name == "zero-bubble" else choose(name, *rest)
+
+    monkeypatch.setattr(planning, "choose_order", without)
+    whole = plan_pipeline(capture("masked", 4)[2], PipelineRequest(machine("pp=4", stress=True), 1 << 40, effort="low"))
+    assert not whole.split and whole.times.step > found.times.step
+    assert whole.bound_seconds == pytest.approx(found.bound_seconds, rel=1e-3), "the bound is over both"
 
 
 def _changed(plan: PipelinePlan, stage: int, /, **fields: object) -> PipelinePlan:
@@ -122,7 +144,7 @@ MUTATIONS: dict[str, Callable[[PipelinePlan], PipelinePlan]] = {
     "weights' seconds": lambda plan: _changed(plan, 1, weights_seconds=plan.stages[1].backward_seconds / 3),
     "last weights' seconds": lambda plan: _changed(plan, 1, last_weights_seconds=None),
     "held for weights": lambda plan: _changed(plan, 3, held_for_weights_bytes_per_rank=1 << 20),
-    "backward whole": lambda plan: plan.model_copy(update={"order": "auto"}),
+    "backward whole": lambda plan: plan.model_copy(update={"order": "whole"}),
     "sent late": _interleaved,
 }  # fmt: skip
 
