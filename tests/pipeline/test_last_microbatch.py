@@ -22,7 +22,7 @@ from tests.pipeline.models import capture, machine, values_of
 @pytest.fixture(scope="module")
 def found() -> tuple[PipelineRequest, PipelineResult]:
     """Of three stages whose gradients are reduced over ``dp``, once a step."""
-    asked = PipelineRequest(machine("pp=3,dp=2", stress=True), 1 << 40, effort="low", pins={"input:x": "S0 R R"})
+    asked = PipelineRequest(machine("pp=3,dp=2", stress=True), 1 << 40, effort="low", order="whole", pins={"input:x": "S0 R R"})
     return asked, plan_pipeline(capture("masked", 4)[2], asked)
 
 
