@@ -91,7 +91,7 @@ def copying(schedule: Schedule) -> list[int]:
     return [
         index
         for index, item in enumerate(schedule.instructions)
-        if (item.kind == "start" and [part.repeats for part in schedule.collectives[item.of].parts] == [True])
+        if (item.kind == "start" and [part.copied for part in schedule.collectives[item.of].parts] == [True])
         or (item.kind == "run" and schedule.operations[item.of].copied)
     ]
 

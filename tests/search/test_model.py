@@ -66,7 +66,7 @@ def test_price_of_choices_is_price_of_schedule(name: str, mesh: str) -> None:
         assignment = decode_assignment(model, choices)
         apart = order(graph, assignment, machine, LEAN)
         again = {call.id for call in apart.calls if call.kind == "all_reduce" and not (call.in_place or call.filled)}
-        again -= {call.id for call in apart.calls if call.parts[0].repeats}  # a copy that the problem knows of
+        again -= {call.id for call in apart.calls if call.parts[0].copied}  # a copy that the problem knows of
         copied = sum(item.seconds for item in apart.instructions if item.kind == "wait" and item.of in again)  # of sums read more than once
         assert cost * unit == pytest.approx(in_sequence(apart, model.space.optimizer) - copied, rel=1e-6)
         shared = in_sequence(ordered(graph, assignment, machine), model.space.optimizer)
