@@ -16,7 +16,9 @@ from_host          none, the source lies on the host       the target is it
 =================  ======================================  ============================================================
 
 A source that does not lie in order is copied in too, but by an all-gather: that copies it straight to its place in the buffer out, unless
-the source repeats. Sources that are not copied stay until the wait, and so do buffers that are not the targets'. Where a reshard cuts, joins or trades a dim
+the source repeats.
+
+Sources that are not copied stay until the wait, and so do buffers that are not the targets'. Where a reshard cuts, joins or trades a dim
 that ranks hold in unequal parts, every rank sends as much as the largest part: sources are copied in, filled up, and targets copied out.
 """
 

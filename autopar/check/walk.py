@@ -14,8 +14,8 @@ from functools import cached_property
 from autopar.check.blocks import in_graph, misfit
 from autopar.check.differences import Difference, count, seconds
 from autopar.check.legs import Ends, Leg, legs, transfer
-from autopar.check.parts import halfway, illegal, largest
 from autopar.check.memory_orders import MemoryOrders
+from autopar.check.parts import halfway, illegal, largest
 from autopar.cost_models import Machine, Operator
 from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json

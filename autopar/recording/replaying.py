@@ -22,8 +22,8 @@ from autopar.schedule import AGAIN, OUTPUT, Assignment, Collective, Instruction,
 from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import Cut, Operation, Value
 from autopar.schedule.legality import check_legal
-from autopar.schedule.ordering import on_host, steps_of
 from autopar.schedule.memory_orders import MemoryOrders
+from autopar.schedule.ordering import on_host, steps_of
 from autopar.sharding import Blocks, ShardingSpec, Strategy
 
 

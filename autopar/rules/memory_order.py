@@ -185,14 +185,10 @@ def _same(arguments: Mapping[str, Any], shape: Shape, strides: Strides, result: 
 
 
 def _reshaped(arguments: Mapping[str, Any], shape: Shape, strides: Strides, result: Shape) -> Strides:
-    """A view where memory allows; else a copy, which lies in order.
-
-    From the last dim on, a run of dims that lie as one must be a run of dims of the result.
-    """
+    """A view where memory allows: each run of dims that lie as one is a run of dims of the result. Else a copy, which lies in order."""
     found, place = [1] * len(result), len(result)
-    elements = 1
+    elements, base = 1, strides[-1] if strides else 1
     for dim in reversed(range(len(shape))):
-        base = strides[dim] if elements == 1 else base
         elements *= shape[dim]
         if dim and (shape[dim - 1] == 1 or strides[dim - 1] == elements * base):
             continue
@@ -203,7 +199,7 @@ def _reshaped(arguments: Mapping[str, Any], shape: Shape, strides: Strides, resu
             covered *= result[place]
         if covered != elements:
             return dense_strides(result)
-        elements = 1
+        elements, base = 1, strides[dim - 1]
     return dense_strides(result) if place and shape else tuple(found)
 
 
@@ -306,7 +302,8 @@ def _of_operands(shape: Shape, shapes: Sequence[Shape], given: Sequence[MemoryOr
             return IN_ORDER
         if all(strides == operands[0] and _is_filled(shape, strides) for strides in operands):
             return order_of(shape, operands[0])
-    return order_of(shape, turned_strides(shape, _slowest_first(shape, [_spread(*pair, shape) for pair in zip(shapes, operands, strict=True)])))
+    spread = [_spread(*pair, shape) for pair in zip(shapes, operands, strict=True)]
+    return order_of(shape, turned_strides(shape, _slowest_first(shape, spread)))
 
 
 def _spread(shape: Shape, strides: Strides, result: Shape) -> Strides:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from autopar.cost_models import Machine
 from autopar.graph import DTYPE_BYTES, Graph, Op

@@ -62,10 +62,15 @@ def _most_bytes(target: str, tensors: Sequence[torch.Tensor]) -> int:
     return live.peak - before
 
 
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    dims = tuple(reversed(range(x.dim())))
+    return x.permute(dims).contiguous().permute(dims)
+
+
 MADE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "repeats first": lambda x: x.narrow(0, 0, 1).expand(x.shape),
     "repeats last": lambda x: x.narrow(-1, 0, 1).expand(x.shape),
-    "turned": lambda x: x.T.contiguous().T if x.dim() == 2 else x.permute(*reversed(range(x.dim()))).contiguous().permute(*reversed(range(x.dim()))),
+    "turned": _turned,
     "with gaps": lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
 }
 """Operands that lie otherwise than in order."""
