@@ -31,7 +31,7 @@ def find_copied(op: Op, shapes: Sequence[Shape], orders: Sequence[MemoryOrder]) 
     if all(order.in_order for order in orders):
         return ()
     if op.target != CONTRACTION:
-        rows = [place for place in AS_ROWS.get(op.target, ()) if orders[place].strides is None or orders[place].strides[-1] != 1]
+        rows = [place for place in AS_ROWS.get(op.target, ()) if (orders[place].strides or (0,))[-1] != 1]
         whole = AS_WHOLE.get(op.target, ())[: len(orders)]
         return tuple([place for place in (*rows, *whole) if not orders[place].in_order])
     first, second, result = parse_equation(op.args[2])
