@@ -167,7 +167,7 @@ def _repeats(shape: Shape, strides: Strides) -> bool:
 
 
 def _of_view(op: Op, row: Row, shapes: Sequence[Shape], given: Sequence[MemoryOrder], results: Sequence[Shape]) -> tuple[MemoryOrder, ...]:
-    strides, rule = strides_of(shapes[0], given[0]), _VIEWS.get(row.name.removeprefix("aten."))
+    strides, rule = strides_of(shapes[0], given[0]), _VIEWS.get(row.name)
     if strides is None or (rule is None and not row.stores):
         return tuple(IN_ORDER if math.prod(shape) <= 1 else UNKNOWN for shape in results)
     if rule is None:
@@ -267,21 +267,21 @@ def _retyped(arguments: Mapping[str, Any], shape: Shape, strides: Strides, resul
 
 
 _VIEWS: Mapping[str, _Rule] = {
-    **dict.fromkeys(("alias", "detach", "lift_fresh", "autopar.shard", "autopar.on_axes"), _same),
-    **dict.fromkeys(("view", "_unsafe_view", "reshape"), _reshaped),
-    **dict.fromkeys(("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "chunk"), _same),
-    **dict.fromkeys(("squeeze", "squeeze.default"), _squeezed),
-    **dict.fromkeys(("select", "unbind"), _selected),
-    "view.dtype": _retyped,
-    "permute": _permuted,
-    "transpose": _transposed,
-    "t": _turned,
-    "unsqueeze": _unsqueezed,
-    "expand": _expanded,
-    "unfold": _unfolded,
-    "slice": _sliced,
-    "view_as_real": _as_real,
-    "view_as_complex": _as_complex,
+    **dict.fromkeys(("aten.alias", "aten.detach", "aten.lift_fresh", "autopar.shard", "autopar.on_axes"), _same),
+    **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape"), _reshaped),
+    **dict.fromkeys(("aten.split", "aten.split_with_sizes", "aten.unsafe_split", "aten.unsafe_split_with_sizes", "aten.chunk"), _same),
+    **dict.fromkeys(("aten.squeeze", "aten.squeeze.default"), _squeezed),
+    **dict.fromkeys(("aten.select", "aten.unbind"), _selected),
+    "aten.view.dtype": _retyped,
+    "aten.permute": _permuted,
+    "aten.transpose": _transposed,
+    "aten.t": _turned,
+    "aten.unsqueeze": _unsqueezed,
+    "aten.expand": _expanded,
+    "aten.unfold": _unfolded,
+    "aten.slice": _sliced,
+    "aten.view_as_real": _as_real,
+    "aten.view_as_complex": _as_complex,
 }
 """By the name of a view."""
 
