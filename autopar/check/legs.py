@@ -10,10 +10,13 @@ reduce_scatter     copy of the sources, if in a bucket or  the targets are views
 all_gather         as reduce_scatter, but for the dim      the target is it; in a bucket, or where the dim that is
                                                            joined is not the first, targets are copied from it
 all_to_all         as reduce_scatter                       as all_gather
-permute            copy of the source, if it repeats       the target is it
+permute            none                                    the target is it
 to_host            none                                    the target, which lies on the host
 from_host          none, the source lies on the host       the target is it
 =================  ======================================  ============================================================
+
+A source that does not lie in order is copied in too, but by an all-gather: that copies it straight to its place in the buffer out, unless
+the source repeats.
 
 Sources that are not copied stay until the wait, and so do buffers that are not the targets'. Where a reshard cuts, joins or trades a dim
 that ranks hold in unequal parts, every rank sends as much as the largest part: sources are copied in, filled up, and targets copied out.
@@ -31,7 +34,11 @@ from autopar.cost_models import Machine
 from autopar.cost_models.collectives import TRANSFERS
 from autopar.reshard import Step
 from autopar.rows import CollectivePlan, ReshardPlan, TransferPlan
+from autopar.rules import IN_ORDER, MemoryOrder
 from autopar.sharding import ShardingSpec
+
+_SENDING = ("all_reduce", "reduce_scatter", "all_to_all", "permute")
+"""Kinds whose buffer in is no part of the buffer out; an all-reduce over its source has no other, so that the source must lie in order."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Leg:
     Args:
         before, after: the shapes of source and target.
         sent, came: as they travel; ``filled`` where unequal parts are made equal for that.
-        repeats: several elements of its source lie at one place, so that what is sent is copied.
+        order: how its source lies in memory.
     """
 
     row: ReshardPlan
@@ -56,7 +63,7 @@ class Leg:
     filled: bool
     itemsize: int
     dtype: str
-    repeats: bool = False
+    order: MemoryOrder = IN_ORDER
 
     @property
     def is_collective(self) -> bool:
@@ -122,8 +129,8 @@ class Call:
             step.kind in ("reduce_scatter", "all_to_all") and _rows_before(leg.sent, step.dims[-1])
             for leg, step in zip(self.legs, self.steps, strict=True)
         )
-        again = any(leg.repeats for leg in self.legs)
-        return (self.first.kind == "all_reduce" and not self.in_place) or len(self.legs) > 1 or inside or self.filled or again
+        apart = any(not leg.order.in_order and (self.first.kind in _SENDING or leg.order.repeats) for leg in self.legs)
+        return (self.first.kind == "all_reduce" and not self.in_place) or len(self.legs) > 1 or inside or self.filled or apart
 
     @property
     def filled(self) -> bool:
@@ -197,12 +204,12 @@ class Ends:
 
 
 def legs(
-    row: ReshardPlan, ways: Sequence[tuple[Ends, tuple[Step, ...]]], itemsize: int, dtype: str, repeats: bool
+    row: ReshardPlan, ways: Sequence[tuple[Ends, tuple[Step, ...]]], itemsize: int, dtype: str, order: MemoryOrder
 ) -> Iterator[Leg]:  # fmt: skip
     """The steps of a reshard, of one stretch or two; one without a step where there is nothing to do.
 
     Args:
-        repeats: of the source of the reshard.
+        order: how the source of the reshard lies.
     """
     total, number, source = sum(len(steps) for _, steps in ways), 0, row.source
     if not total:
@@ -216,8 +223,8 @@ def legs(
             target = row.value if number + 1 == total else f"{row.value}#{number + 1}"
             came = _moved(sent, step)
             after = largest(ends.shape, ends.target, ends.sizes) if place == len(steps) else came
-            filled, again = whole != ends.shape, repeats and number == 0
-            yield Leg(row, number, step, source, target, shape, sent, came, after, filled, itemsize, dtype, again)
+            filled, lies = whole != ends.shape, IN_ORDER if number else order
+            yield Leg(row, number, step, source, target, shape, sent, came, after, filled, itemsize, dtype, lies)
             shape = sent = came
             source, number = target, number + 1
 

@@ -110,7 +110,7 @@ class Lifetimes:
                 for value in row.writes:
                     self._add(value, self.owner[shared] if shared else value, walk.local_bytes(value))
                 self.taken[place] = 0 if shared else sum(map(walk.local_bytes, row.writes))
-                self.staged[f"inside {row.of}"] = place, place, walk.strategies[row.of].workspace + walk.repeating.copied[row.of]
+                self.staged[f"inside {row.of}"] = place, place, walk.strategies[row.of].workspace + walk.orders.copied[row.of]
             elif row.kind == "slice":
                 leg = cuts[row.writes[0]]
                 self._add(leg.target, self.owner[leg.source] if leg.step is None else leg.target, leg.taken)

@@ -14,8 +14,8 @@ from functools import cached_property
 from autopar.check.blocks import in_graph, misfit
 from autopar.check.differences import Difference, count, seconds
 from autopar.check.legs import Ends, Leg, legs, transfer
+from autopar.check.memory_orders import MemoryOrders
 from autopar.check.parts import halfway, illegal, largest
-from autopar.check.repeating import Repeating
 from autopar.cost_models import Machine, Operator
 from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
@@ -73,9 +73,9 @@ class Walk:
     _waiting: dict[str, ReshardPlan] = field(default_factory=dict)
 
     @cached_property
-    def repeating(self) -> Repeating:
-        """Views of less memory than their size, as the pass meets them."""
-        return Repeating(self.plan.sizes)
+    def orders(self) -> MemoryOrders:
+        """How values lie in memory, as the pass meets them."""
+        return MemoryOrders(self.plan.sizes)
 
     def run(self) -> Iterator[Difference]:
         yield from self._entering()
@@ -172,7 +172,7 @@ class Walk:
             return
         self.strategies[op.name] = strategy
         self.seconds[op.name] = self._operator_seconds(row, op, strategy)
-        self.repeating.run(row, op, self.tensors)
+        self.orders.run(row, op, strategy)
         yield from seconds(f"{where}.seconds", row.seconds, self.seconds[op.name])
         yield from count(f"{where}.times", row.times, self.plan.microbatches)
 
@@ -330,8 +330,8 @@ class Walk:
             yield Difference(where, f"no collectives turn {row.from_spec!r} into {row.to_spec!r}")
             return
         ways = [(Ends(tensor.shape, *ends, self.plan.sizes), way.steps) for ends, way in zip(stretches, found, strict=True) if way]
-        again = self.repeating.reshard(row, moves=any(way for _, way in ways))
-        self.legs[row.value] = tuple(legs(row, ways, itemsize, tensor.dtype, again))
+        order = self.orders.reshard(row, moves=any(way for _, way in ways))
+        self.legs[row.value] = tuple(legs(row, ways, itemsize, tensor.dtype, order))
         yield from self._sent(where, self.legs[row.value])
 
     def _transfer(self, where: str, row: ReshardPlan, source: ShardingSpec, target: ShardingSpec) -> Iterator[Difference]:
@@ -343,7 +343,7 @@ class Walk:
             problem = "is copied to the host from there, or not in forward"
         elif self.machine.hardware.host is None:
             problem = "the plan's hardware has no links.host, by which it is copied"
-        elif self.repeating.reshard(row, moves=True):
+        elif self.orders.reshard(row, moves=True).repeats:
             problem = f"{row.source} is a view that repeats, and is not copied to the host"
         if problem is not None:
             self.broken = True

@@ -17,13 +17,13 @@ from autopar.errors import FileError, MismatchError
 from autopar.graph import Accumulation, Graph, GraphInput, GraphOutput, Op, Tensor, from_json, to_json
 from autopar.plan import Plan
 from autopar.rows import EnteringKind, EnteringSpec, OpPlan, ParameterSpec
-from autopar.rules import find_rule, strategies
+from autopar.rules import IN_ORDER, MemoryOrder, find_rule, strategies
 from autopar.schedule import AGAIN, OUTPUT, Assignment, Collective, Instruction, Layout, Limits, Schedule
 from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import Cut, Operation, Value
 from autopar.schedule.legality import check_legal
+from autopar.schedule.memory_orders import MemoryOrders
 from autopar.schedule.ordering import on_host, steps_of
-from autopar.schedule.repeating import Repeating
 from autopar.sharding import Blocks, ShardingSpec, Strategy
 
 
@@ -148,10 +148,10 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
     parts: dict[tuple[str, int], Part] = {}
     summed = {row.writes[0]: row.reads[0] for row in plan.schedule if row.kind == "add"}
 
-    repeating = Repeating(graph, machine)
+    orders = MemoryOrders(graph, machine)
 
-    def add(value: str, tensor: str, spec: ShardingSpec, repeats: bool = False) -> None:
-        values[value] = Value(tensor, spec, pricing.local_bytes(graph.tensors[tensor], spec, machine), repeats)
+    def add(value: str, tensor: str, spec: ShardingSpec, order: MemoryOrder = IN_ORDER) -> None:
+        values[value] = Value(tensor, spec, pricing.local_bytes(graph.tensors[tensor], spec, machine), order)
 
     def make(layout: Layout) -> None:
         if layout.value in values:
@@ -160,7 +160,7 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
         if source in layouts:
             make(layouts[source])
         if layout.source in summed:
-            values[layout.source] = values[source]._replace(repeats=False)
+            values[layout.source] = values[source]._replace(order=IN_ORDER)
         steps = steps_of(layout, values[layout.source], graph, machine)
         if not steps:
             cuts[layout.value] = Cut(layout, None)
@@ -170,7 +170,7 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
                 parts[layout.value, part.number] = part
             else:
                 cuts[part.target] = Cut(layout, part)
-        add(layout.value, layout.tensor, layout.spec, values[layout.source].repeats and not steps)
+        add(layout.value, layout.tensor, layout.spec, IN_ORDER if steps else values[layout.source].order)
         if layout.on_host:
             values[layout.value] = on_host(values[layout.value])
 
@@ -180,10 +180,11 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
             if value in layouts:
                 make(layouts[value])
         name = row.name.removesuffix(AGAIN)
-        op, strategy, sources = graph.op[name], chosen[name], [values[value].repeats for value in reads]
-        for entry, spec in zip(row.outputs, strategy.outputs, strict=True):
-            add(entry.value or entry.tensor, entry.tensor, spec, repeating.result(entry.tensor, spec))
-        return repeating.operation(op, strategy, sources)
+        strategy = chosen[name]
+        results, operation = orders.run(graph.op[name], strategy, tuple(values[value].order for value in reads))
+        for entry, spec, order in zip(row.outputs, strategy.outputs, results, strict=True):
+            add(entry.value or entry.tensor, entry.tensor, spec, order)
+        return operation
 
     for _, _, row in plan.entering:
         add(row.tensor, row.tensor, row.in_graph(plan.sizes)[1])
@@ -192,7 +193,7 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
         make(layout)
     in_place = {row.of for row in plan.schedule if row.kind == "start" and row.over is not None}
     late = {row.of for row in plan.schedule if row.late}
-    values.update((name, values[source]._replace(repeats=False)) for name, source in summed.items())
+    values.update((name, values[source]._replace(order=IN_ORDER)) for name, source in summed.items())
     return Schedule(
         graph,
         machine,

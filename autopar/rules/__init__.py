@@ -16,12 +16,14 @@ work               floating point operations
 facts              what else follows from a row: aliasing, memory, draws, numbers that are looked up
 launches           kernels that the host issues
 repeating          views that repeat: of less memory than their size
+memory_order       how results lie in memory: in order, turned, with gaps (copied: the operands that a kernel copies for that)
 products           contractions that are products of two matrices, and additions that these do as well
 """
 
 from __future__ import annotations
 
 from autopar.rules.binding import bind
+from autopar.rules.copied import find_copied
 from autopar.rules.expansion import strategies, way_of
 from autopar.rules.facts import (
     STORING,
@@ -46,17 +48,20 @@ from autopar.rules.facts import (
 from autopar.rules.launches import issued_kernels, reads_back
 from autopar.rules.local import find_strategy, localize
 from autopar.rules.lookup import find_rule, table
+from autopar.rules.memory_order import IN_ORDER, MemoryOrder, find_orders, keeps_order
 from autopar.rules.notation import parse
 from autopar.rules.own import rule
 from autopar.rules.products import CONTRACTION, Product, find_fusable_additions, find_product, is_plain_addition
-from autopar.rules.repeating import DENSE, Repeated, find_copied, find_repeated, is_expansion, repeated_dims, repeats, stored_elements
+from autopar.rules.repeating import DENSE, Repeated, find_repeated, is_expansion, repeats, stored_elements
 from autopar.rules.rule import ShardingRule
 from autopar.rules.work import flops
 
 __all__ = [
     "CONTRACTION",
     "DENSE",
+    "IN_ORDER",
     "STORING",
+    "MemoryOrder",
     "Product",
     "Repeated",
     "ShardingRule",
@@ -68,6 +73,7 @@ __all__ = [
     "family",
     "find_copied",
     "find_fusable_additions",
+    "find_orders",
     "find_product",
     "find_repeated",
     "find_rule",
@@ -78,6 +84,7 @@ __all__ = [
     "is_expansion",
     "is_plain_addition",
     "issued_kernels",
+    "keeps_order",
     "kernel_launches",
     "localize",
     "looked_up",
@@ -86,7 +93,6 @@ __all__ = [
     "parse",
     "reads_back",
     "reads_values",
-    "repeated_dims",
     "repeats",
     "rule",
     "seed_of",

@@ -1,33 +1,23 @@
 """Views that repeat: several of their elements lie at one place of memory, as along an expanded dim or in windows that overlap.
 
-Such a view takes less memory than its size. Whoever needs it dense, a collective for one, copies it first. A reshard of it is dense.
+Such a view takes less memory than its size. Here it is found on whole tensors, for who must know before it is chosen how operators are
+cut; how a value of a list lies on a rank is said by ``memory_order``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 from autopar.graph import Graph, Op, Tensor
 from autopar.rules.facts import is_alias, stores
 from autopar.rules.lookup import find_rule
-from autopar.rules.products import CONTRACTION, parse_equation
 
 Repeated = Mapping[int, int]
 """The dims of a view along which elements are repeated, each with the number of entries that memory has for it. Empty: it is dense."""
 DENSE: Repeated = {}
 UNNAMED = "_"
 """A factor that no axis splits. A dim without factors is one too."""
-
-AS_ROWS: Mapping[str, tuple[int, ...]] = {"autopar.attention.default": (0, 1, 2), "autopar.attention_backward.default": (0, 1, 2, 3, 4)}
-"""Operands of kernels that need neighbours along the last dim side by side in memory. Others are copied."""
-AS_WHOLE: Mapping[str, tuple[int, ...]] = {
-    "aten.native_group_norm.default": (0, 1, 2),
-    "aten.native_group_norm_backward.default": (0, 1, 2, 3, 4),
-    "autopar.batch_norm_backward.default": (0, 1),
-}
-"""Operands of kernels that need all elements in the order of memory. Others are copied."""
 
 
 def find_repeated(graph: Graph) -> Mapping[str, Repeated]:
@@ -95,50 +85,3 @@ def stored_elements(shape: Sequence[int], repeated: Repeated) -> int:
 def repeats(shape: Sequence[int], repeated: Repeated) -> bool:
     """Whether memory has fewer elements than a view, or than a rank's part of it, of this shape."""
     return bool(repeated) and math.prod(shape) > stored_elements(shape, repeated)
-
-
-def find_copied(op: Op, shapes: Sequence[Sequence[int]], repeated: Sequence[Repeated]) -> tuple[int, ...]:
-    """The positions of the operands that an operator copies before it reads them.
-
-    A contraction reads operands as matrices. Dims that it takes as one must lie in memory as one. ``AS_ROWS`` and ``AS_WHOLE`` name others.
-
-    Args:
-        shapes: of the operands on a rank.
-        repeated: the repeated dims of each operand.
-    """
-    if not any(repeated):
-        return ()
-    if op.target != CONTRACTION:
-        parts = list(zip(shapes, repeated, strict=True))
-        rows = [place for place in AS_ROWS.get(op.target, ()) if len(shapes[place]) - 1 in repeated[place]]
-        whole = AS_WHOLE.get(op.target, ())[: len(parts)]
-        return tuple([place for place in (*rows, *whole) if repeats(*parts[place])])
-    first, second, result = parse_equation(op.args[2])
-    operands = zip((first, second), (second, first), shapes, repeated, strict=True)
-    return tuple(
-        [
-            position
-            for position, (own, other, shape, dims) in enumerate(operands)
-            if repeats(shape, dims) and not _is_matrix(own, other, result, shape, dims)
-        ]
-    )
-
-
-def _is_matrix(own: Sequence[str], other: Sequence[str], result: Sequence[str], shape: Sequence[int], dims: Repeated) -> bool:
-    """Whether the factors of an operand that a contraction takes as one dim lie in memory as one: each begins where the next one ends."""
-    strides, sizes, stride = dict[str, int | None](), dict(zip(own, shape, strict=True)), 1
-    windows = any(entries > 1 for entries in dims.values())
-    for dim in reversed(range(len(shape))):
-        strides[own[dim]] = stride if dim not in dims else None if windows else 0
-        stride *= dims.get(dim, shape[dim])
-    for taken in (
-        [name for name in result if name in own and name in other],
-        [name for name in result if name in own and name not in other],
-        [name for name in own if name in other and name not in result],
-    ):
-        long = [name for name in taken if sizes[name] > 1]
-        for one, behind in pairwise(long):
-            before, after = strides[one], strides[behind]
-            if before is None or after is None or before != after * sizes[behind]:
-                return False
-    return True

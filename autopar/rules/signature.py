@@ -101,6 +101,8 @@ class Row:
         number: what a plain number among its arguments does to the tensor: ``multiplies``, ``divides`` or ``adds``.
         looks_up: that an input holds numbers of entries.
         layout: the argument that says how input 0 lies over some axes of the mesh (``AxisLayout``).
+        lies: how results lie in memory, where their family does not say: dims from the slowest to the fastest, or a word of
+            ``autopar.rules.memory_order``.
     """
 
     family: str
@@ -122,6 +124,7 @@ class Row:
     number: str = ""
     looks_up: LooksUp | None = None
     layout: str = ""
+    lies: str = ""
 
     @property
     def seed(self) -> int | None:

@@ -32,14 +32,13 @@ _NONLINEAR = """
     floor floor_divide fmax fmin fmod frac ge gelu gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 isfinite isinf
     isnan igamma igammac isneginf isposinf le leaky_relu lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not
     logical_or logical_xor logit lt max.other maximum min.other minimum mish nan_to_num ne nextafter polygamma pow _prelu_kernel
-    reciprocal relu relu6 remainder round rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink mvlgamma
+    reciprocal relu relu6 remainder round rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink
     special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_entr special_erfcx special_i0e
     special_i1 special_i1e special_log_ndtr special_ndtri special_xlog1py special_zeta sqrt square polar tan tanh threshold trunc
     xlogy fill __lshift__ __rshift__"""
 _LINEAR = """
-    neg deg2rad rad2deg hardtanh_backward hardswish_backward hardsigmoid_backward hardshrink_backward leaky_relu_backward
-    elu_backward softplus_backward softshrink_backward logit_backward mish_backward log_sigmoid_backward native_dropout_backward
-    rrelu_with_noise_backward"""
+    neg deg2rad rad2deg hardtanh_backward hardswish_backward hardsigmoid_backward hardshrink_backward elu_backward softplus_backward
+    softshrink_backward logit_backward mish_backward log_sigmoid_backward native_dropout_backward"""
 
 _UNSET: Any = {"once": "what it makes does not follow from the graph: it gives memory as it is", "reads": "shape", "issues": 0}
 _CHANGING: Any = {"once": "it changes what it reads", "stores": True, "work": "none"}
@@ -62,9 +61,11 @@ _SOFTMAX_BACKWARD = "... d, ... d -> ... d | linear {0} | inner d: sum(...)"
 
 POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", _NONLINEAR, "... * -> ..."),
+    *_rows("pointwise", "mvlgamma", "... * -> ...", lies="in order"),
     *_rows("pointwise", _LINEAR, "... * -> ... | linear {0}"),
-    *_rows("pointwise", "threshold_backward gelu_backward silu_backward tanh_backward sigmoid_backward", "... * -> ... | linear {0}",
-           **_OVER_GRADIENT),
+    *_rows("pointwise", "leaky_relu_backward rrelu_with_noise_backward", "... * -> ... | linear {0}", lies="operands 1 0"),
+    *_rows("pointwise", "threshold_backward", "... * -> ... | linear {0}", **_OVER_GRADIENT, lies="operands 1 0"),
+    *_rows("pointwise", "gelu_backward silu_backward tanh_backward sigmoid_backward", "... * -> ... | linear {0}", **_OVER_GRADIENT),
     *_rows("pointwise", "div", "... * -> ... | linear {0}", number="divides", **_OVER_EITHER),
     *_rows("pointwise", "mul", "... * -> ... | linear {0} {1}", number="multiplies", **_OVER_EITHER),
     *_rows("pointwise", "add sub", "... * -> ... | linear {0 1}", number="adds", **_OVER_EITHER),
@@ -74,23 +75,23 @@ POINTWISE: tuple[Row, ...] = (
     *_rows("pointwise", "where.self", "... * -> ... | linear {1 2}"),
     *_rows("pointwise", "where.ScalarOther where.ScalarSelf", "... * -> ... | linear {1 2}", issues=2),
     *_rows("pointwise", "where.Scalar", "... * -> ... | linear {1 2}", issues=3),
-    *_rows("pointwise", "masked_fill.Tensor", "... * -> ... | linear {0 2}"),
-    *_rows("pointwise", "masked_fill.Scalar", computed.masked_fill, "x, mask, value="),
+    *_rows("pointwise", "masked_fill.Tensor", "... * -> ... | linear {0 2}", lies="in order"),
+    *_rows("pointwise", "masked_fill.Scalar", computed.masked_fill, "x, mask, value=", lies="in order"),
     *_rows("pointwise", "div.Tensor_mode div.Scalar_mode", computed.divide),
     *_rows("pointwise", "_to_copy", computed.convert, "x", work="none"),
-    *_rows("pointwise", "clone lift_fresh_copy", "... -> ... | linear {0}", work="none"),
+    *_rows("pointwise", "clone lift_fresh_copy", "... -> ... | linear {0}", work="none", lies="in order"),
     *_rows("pointwise", "alias detach lift_fresh", "... -> ... | linear {0}", alias=True),
     *_rows("pointwise", "zeros_like zero", "... -> ... | linear {} {0}", reads="shape"),
     *_rows("pointwise", "ones_like full_like", "... * -> ...", reads="shape"),
     *_rows("pointwise", "_conj _neg_view", computed.conjugate),
-    *_rows("pointwise", "copy", "..., ... -> ... | linear {1}", work="none"),
-    *_rows("pointwise", "_prelu_kernel_backward", "... * -> ..., ... | linear {0}"),
+    *_rows("pointwise", "copy", "..., ... -> ... | linear {1}", work="none", lies="in order"),
+    *_rows("pointwise", "_prelu_kernel_backward", "... * -> ..., ... | linear {0}", lies="operands 1 0"),
     *_rows("pointwise", "log_sigmoid_forward frexp", "... * -> ..., ..."),
-    *_rows("pointwise", "bucketize.Tensor isin.Tensor_Tensor", "..., _... -> ..."),
-    *_rows("pointwise", "isin.Tensor_Scalar", "... -> ..."),
-    *_rows("pointwise", "searchsorted.Tensor", computed_indexing.searched, "sorted, x"),
-    *_rows("factory", "empty_like", "... -> ...", **_UNSET),
-    Row("random", "autopar.dropout(x, p=, seed=)", "... -> ..., ...", **_SEED, issues=4),
+    *_rows("pointwise", "bucketize.Tensor isin.Tensor_Tensor", "..., _... -> ...", lies="in order"),
+    *_rows("pointwise", "isin.Tensor_Scalar", "... -> ...", lies="in order"),
+    *_rows("pointwise", "searchsorted.Tensor", computed_indexing.searched, "sorted, x", lies="in order"),
+    *_rows("factory", "empty_like", "... -> ...", **_UNSET, lies="operands 0"),
+    Row("random", "autopar.dropout(x, p=, seed=)", "... -> ..., ...", **_SEED, issues=4, lies="operands 0; in order"),
     Row("random", "autopar.uniform(x, seed=)", "... -> ...", **_SEED),
     Row("random", "autopar.normal(x, seed=)", "... -> ...", **_SEED),
 )  # fmt: skip
@@ -101,10 +102,11 @@ QUANTISATION: tuple[Row, ...] = (
     *_rows("quantisation", "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "..., _..., _..., _... -> ..., ..."),
     *_rows("quantisation", "fake_quantize_per_channel_affine_cachemask", "... c, c, c -> ... c, ... c", "x, scale, zero, axis=", at="axis"),
     *_rows("quantisation", "_fake_quantize_learnable_per_tensor_affine", "..., _..., _... -> ..."),
-    *_rows("quantisation", "_fake_quantize_learnable_per_tensor_affine_backward", "..., ..., _, _ -> ..., _ +..., _ +... | linear {0}"),
+    *_rows("quantisation", "_fake_quantize_learnable_per_tensor_affine_backward", "..., ..., _, _ -> ..., _ +..., _ +... | linear {0}",
+           lies="as given"),
     *_rows("quantisation", "_fake_quantize_learnable_per_channel_affine", "... c, c, c -> ... c", "x, scale, zero, axis=", at="axis"),
     *_rows("quantisation", "_fake_quantize_learnable_per_channel_affine_backward",
-           "... c, ... c, c, c -> ... c, c +..., c +... | linear {0}", "grad, x, scale, zero, axis=", at="axis"),
+           "... c, ... c, c, c -> ... c, c +..., c +... | linear {0}", "grad, x, scale, zero, axis=", at="axis", lies="as given"),
 )  # fmt: skip
 
 CONTRACTION: tuple[Row, ...] = (
@@ -170,9 +172,10 @@ CONVOLUTION: tuple[Row, ...] = (
 # b batch, h key heads, g query heads of a key head, s queries, t keys
 ATTENTION: tuple[Row, ...] = (
     Row("attention", "autopar.attention(q, k, v, mask?, causal=, scale=, dropout=, offset=)", computed.attention,
-        local=(("offset", "start s"),), work="attention", issues="attention"),
+        local=(("offset", "start s"),), work="attention", issues="attention", lies="0 2 1 3; in order"),
     Row("attention", "autopar.attention_backward(grad, q, k, v, out, lse, mask?, causal=, scale=, dropout=, offset=)",
-        computed.attention_backward, local=(("offset", "start s"),), work="attention_backward", issues="attention backward"),
+        computed.attention_backward, local=(("offset", "start s"),), work="attention_backward", issues="attention backward",
+        lies="0 2 1 3"),
 )  # fmt: skip
 
 # t steps, b batch, m gates, k units, n states of a unit
@@ -247,11 +250,12 @@ SLICE: tuple[Row, ...] = (
     *_rows("slice", "cat", "... _ * -> ... _ | linear {all}", "tensors*, dim=0", work="none", **_AT_DIM),
     *_rows("slice", "stack", "... * -> ... _ | linear {all}", "tensors*, dim=0", work="none", **_AT_DIM),
     *_rows("slice", "constant_pad_nd", computed_layout.pad, "x, pad=, value=0", work="none"),
-    *_rows("slice", "flip", "... d! -> ... d! | linear {0}", "x, dims=", at="dims", work="none"),
+    *_rows("slice", "flip", "... d! -> ... d! | linear {0}", "x, dims=", at="dims", work="none", lies="operands 0"),
     *_rows("slice", "roll", computed_layout.roll, "x, shifts=, dims=()", work="none"),
-    *_rows("slice", "rot90", "... _ -> ... _ | linear {0}", "x, k=1, dims=(0, 1)", at="dims", work="none"),
+    *_rows("slice", "rot90", "... _ -> ... _ | linear {0}", "x, k=1, dims=(0, 1)", at="dims", work="none",
+           lies="untold"),
     *_rows("fft", "_fft_c2c _fft_r2c _fft_c2r", "... _ -> ... _ | linear {0}", "x, dim=", **_AT_DIM),
-    *_rows("slice", "glu", "... _ -> ... _", "x, dim=-1", **_AT_DIM),
+    *_rows("slice", "glu", "... _ -> ... _", "x, dim=-1", **_AT_DIM, lies="operands 0"),
     *_rows("slice", "glu_backward", "... _, ... _ -> ... _ | linear {0}", "grad, x, dim=", **_AT_DIM),
     *_rows("slice", "tril triu", "... r c -> ... r c | linear {0}", "x, diagonal=0", local=(("diagonal", "shift r -c"),)),
     Row("slice", "autopar.diagonal(x, length=, row=, column=, dim1=, dim2=)", computed_layout.diagonal,
@@ -271,9 +275,9 @@ NORMALISATION: tuple[Row, ...] = (
     *_rows("normalisation", "_fused_rms_norm_backward", "... d!, ... d!, ... 1, d! -> ... d!, d! | linear {0}",
            "grad, x, normalized_shape=, rstd, weight?, output_mask=", mask="output_mask", **_LAST),
     Row("normalisation", "autopar.rms_norm(x, normalized_shape=, weight?, eps=)",
-        "... d!, d! -> ... d!, ... 1", **_LAST, issues="rms norm"),
+        "... d!, d! -> ... d!, ... 1", **_LAST, issues="rms norm", lies="operands 0; in order"),
     Row("normalisation", "autopar.rms_norm_backward(grad, x, normalized_shape=, rstd, weight?)",
-        "... d!, ... d!, ... 1, d! -> ... d!, d! | linear {0}", **_LAST, issues="rms norm backward"),
+        "... d!, ... d!, ... 1, d! -> ... d!, d! | linear {0}", **_LAST, issues="rms norm backward", lies="as given"),
     *_rows("normalisation", "native_group_norm", "n (g c!) _..., (g c!), (g c!) -> n (g c!) _..., n g, n g",
            "x, weight?, bias?, N=, C=, HxW=, group=, eps=", local=_GROUP_NORM),
     *_rows("normalisation", "native_group_norm_backward",
@@ -293,7 +297,7 @@ NORMALISATION: tuple[Row, ...] = (
     *_rows("normalisation", "native_batch_norm_backward", "n! c _..., n! c _..., c, c, c, c, c -> n! c _..., c, c | linear {0}",
            "grad, x, weight?, running_mean?, running_var?, save_mean?, save_invstd?, train=, eps=, output_mask=", mask="output_mask"),
     *_rows("normalisation", "renorm", computed.renormalised, "x, p=, dim=, maxnorm="),
-    *_rows("normalisation", "_weight_norm_interface", computed.weight_norm, "v, g, dim=0"),
+    *_rows("normalisation", "_weight_norm_interface", computed.weight_norm, "v, g, dim=0", lies="as given"),
     *_rows("normalisation", "_weight_norm_interface_backward", computed.weight_norm, "grad, v, g, norms, dim="),
     *_rows("softmax", "_softmax _log_softmax", _SOFTMAX, "x, dim=, half_to_float=False", **_AT_DIM),
     *_rows("softmax", "_softmax_backward_data _log_softmax_backward_data", _SOFTMAX_BACKWARD, "grad, out, dim=, input_dtype=", **_AT_DIM),
@@ -356,9 +360,10 @@ GATHER: tuple[Row, ...] = (
            **_AT_DIM),
     *_rows("gather", "index_copy", "... _, i!, ... i! -> ... _", "x, dim=, index, source", **_AT_DIM),
     *_rows("gather", "index_copy_", "... _, i!, ... i! -> ... _", "x, dim=, index, source", **_AT_DIM, **_CHANGING),
-    *_rows("gather", "index_fill.int_Scalar", "... _, _ -> ... _", "x, dim=, index", **_AT_DIM),
-    *_rows("gather", "index _unsafe_index", computed_indexing.index, "x, indices*", looks_up=LooksUp(dim="indices")),
-    *_rows("gather", "index_put _unsafe_index_put", computed_indexing.index_put, "x, indices*, values, accumulate=False"),
+    *_rows("gather", "index_fill.int_Scalar", "... _, _ -> ... _", "x, dim=, index", **_AT_DIM, lies="operands 0"),
+    *_rows("gather", "index _unsafe_index", computed_indexing.index, "x, indices*", looks_up=LooksUp(dim="indices"), lies="as given"),
+    *_rows("gather", "index_put _unsafe_index_put", computed_indexing.index_put, "x, indices*, values, accumulate=False",
+           lies="operands 0"),
     *_rows("gather", "index_put_", computed_indexing.index_put, "x, indices*, values, accumulate=False", **_CHANGING),
     *_rows("gather", "one_hot", "... -> ... _", "x, num_classes=", looks_up=LooksUp(numbers=0, size="num_classes"), issues=2),
     Row("cross-entropy", "autopar.nll_loss(logp, target, ignore_index=, offset=)", "... c, ... -> ... | linear {0}",
@@ -393,7 +398,7 @@ SCAN: tuple[Row, ...] = (
     *_rows("sort", "sort.default", "... d! -> ... d!, ... d!", "x, dim=-1", **_AT_DIM),
     *_rows("sort", "sort.stable", "... d! -> ... d!, ... d!", "x, stable=None, dim=-1", **_AT_DIM),
     *_rows("sort", "argsort.default", "... d! -> ... d!", "x, dim=-1", **_AT_DIM),
-    *_rows("sort", "topk", "... _ -> ... _, ... _", "x, k=, dim=-1", **_AT_DIM),
+    *_rows("sort", "topk", "... _ -> ... _, ... _", "x, k=, dim=-1", **_AT_DIM, lies="in order"),
 )
 
 # the ranks are dim 0; a collective sends and receives beside what kernels read and write

@@ -234,7 +234,7 @@ def _packing(call: Collective, blocks: int, traced: bool) -> Packing:
         if call.filled and not traced:
             part, room = call.parts[0], (blocks, *_block_shape(call.parts[0], blocks))
             return lambda sources: lay_out(sources[0], sources[0].new_empty(room), part).view(-1)
-        if call.filled or call.parts[0].repeats:
+        if call.filled or call.parts[0].copied:
             return lambda sources: cut(sources[0]).clone(memory_format=torch.contiguous_format).view(-1)
         if KINDS[call.kind].in_place and not call.in_place and not traced:
             return lambda sources: sources[0].clone(memory_format=torch.contiguous_format).view(-1)

@@ -26,7 +26,7 @@ Seconds and bytes of a list:
 simulation     the clock: seconds of a step
 liveness       peak memory
 storages       the memory that values lie in
-repeating      values that are views of less memory than their size
+memory_orders  how values lie in memory, and what operators copy of those that do not lie in order
 array_schedule the list as arrays (``tables``)
 kernels        the loops over them: clock, memory, moves
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import count
 
+from autopar.rules import IN_ORDER
 from autopar.schedule.collectives import Part
 from autopar.schedule.early_reduction import REDUCED
 from autopar.schedule.instructions import COMPUTE, Instruction
@@ -162,7 +163,7 @@ def _afforded(schedule: Schedule) -> Iterator[_Chain]:
 def _rebuilt(schedule: Schedule, late: set[int], summed: Mapping[str, None], last: int) -> Schedule:
     """The list with the sums in it. Outputs and the instructions that run once read them in place of the gradients."""
     values = dict(schedule.values)
-    values.update((name + SUM, values[name]._replace(repeats=False)) for name in summed)
+    values.update((name + SUM, values[name]._replace(order=IN_ORDER)) for name in summed)
     number = count(max((item.id for item in schedule.instructions), default=0) + 1)
     waiting = dict.fromkeys(summed)
     found: list[Instruction] = []
@@ -204,8 +205,8 @@ def _leaving_sums(schedule: Schedule, late: set[int], summed: Mapping[str, None]
         item = schedule.instructions[index]
         if item.kind == "start" and item.over in summed:
             calls[item.of] = replace(calls[item.of], in_place=False)
-        elif item.kind == "start" and any(part.repeats and part.source in summed for part in calls[item.of].parts):
-            parts = [part._replace(repeats=part.repeats and part.source not in summed) for part in calls[item.of].parts]
+        elif item.kind == "start" and any(part.copied and part.source in summed for part in calls[item.of].parts):
+            parts = [part._replace(copied=part.copied and part.source not in summed) for part in calls[item.of].parts]
             calls[item.of] = replace(calls[item.of], parts=tuple(parts))
     changed = {name for name, call in calls.items() if call is not schedule.collectives[name]}
     items, begun = list(schedule.instructions), dict[str, int]()

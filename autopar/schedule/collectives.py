@@ -27,7 +27,8 @@ class Part(NamedTuple):
         itemsize: bytes of an element.
         from_spec: the spec that the reshard starts from.
         late: only the reader of the loss waits for it (``deferred_loss``).
-        repeats: its source is a view that repeats, which is copied to travel.
+        copied: its source is copied to travel, since it does not lie in order. All-gathers copy such a source straight to its place in
+            the buffer out, unless it repeats.
     """
 
     layout: Layout
@@ -40,7 +41,7 @@ class Part(NamedTuple):
     dtype: str
     from_spec: ShardingSpec
     late: bool = False
-    repeats: bool = False
+    copied: bool = False
 
     @property
     def source_bytes(self) -> int:
@@ -173,7 +174,7 @@ class Collective:
     def packs(self) -> bool:
         """The sources are copied into a buffer when it starts, and may be freed then."""
         copied = CALLS[self.kind].in_place and not self.in_place
-        return copied or len(self.parts) > 1 or self.filled or self.parts[0].cuts_inside or self.parts[0].repeats
+        return copied or len(self.parts) > 1 or self.filled or self.parts[0].cuts_inside or self.parts[0].copied
 
     @cached_property
     def unpacks(self) -> bool:

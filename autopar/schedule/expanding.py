@@ -12,7 +12,7 @@ from autopar import pricing
 from autopar.rules import find_strategy, is_expansion
 from autopar.schedule.assignment import AGAIN
 from autopar.schedule.instructions import Instruction, Value
-from autopar.schedule.repeating import Repeating
+from autopar.schedule.memory_orders import MemoryOrders
 from autopar.schedule.schedule import Schedule
 
 
@@ -26,12 +26,12 @@ def expand_as_read(schedule: Schedule) -> Schedule:
         for value in item.reads:
             readers.setdefault(value, []).append(item)
     leaving = {value for _, value in schedule.outputs}
-    repeating = Repeating(schedule.graph, schedule.machine)
+    orders = MemoryOrders(schedule.graph, schedule.machine)
     for item in schedule.instructions:
         if item.kind == "run" and leaving.isdisjoint(item.writes) and is_expansion(schedule.operations[item.of].op, schedule.graph.tensors):
             slices = _slices_behind(item, readers)
             if slices and slices[-1].writes[0] not in leaving:
-                schedule = _left_out(schedule, item, slices, readers[slices[-1].writes[0]], repeating)
+                schedule = _left_out(schedule, item, slices, readers[slices[-1].writes[0]], orders)
     return schedule
 
 
@@ -47,7 +47,7 @@ def _slices_behind(item: Instruction, readers: Mapping[str, Sequence[Instruction
 
 
 def _left_out(
-    schedule: Schedule, item: Instruction, slices: Sequence[Instruction], behind: Sequence[Instruction], repeating: Repeating
+    schedule: Schedule, item: Instruction, slices: Sequence[Instruction], behind: Sequence[Instruction], orders: MemoryOrders
 ) -> Schedule:  # fmt: skip
     """The schedule without some slices; as it is where the operator cannot make what they make."""
     graph, (made,), last = schedule.graph, item.writes, slices[-1].writes[0]
@@ -59,12 +59,14 @@ def _left_out(
     gone = {value for each in slices for value in each.writes}
     values = {name: value for name, value in schedule.values.items() if name not in gone}
     size = pricing.local_bytes(graph.tensors[op.outputs[0]], spec, schedule.machine)
-    values[made] = Value(op.outputs[0], spec, size, repeating.result(op.outputs[0], spec))
-    operations = {**schedule.operations, item.of: repeating.operation(op, strategy, [values[value].repeats for value in item.reads])}
+    (order,), operation = orders.run(op, strategy, tuple(values[value].order for value in item.reads))
+    values[made], operations = Value(op.outputs[0], spec, size, order), {**schedule.operations, item.of: operation}
     for reader in behind:
-        sources = [values[made if value == last else value].repeats for value in reader.reads]
-        operations[reader.of] = repeating.operation(operations[reader.of].op, operations[reader.of].strategy, sources)
+        given = tuple(values[made if value == last else value].order for value in reader.reads)
+        results, operations[reader.of] = orders.run(operations[reader.of].op, operations[reader.of].strategy, given)
         if operations[reader.of].copied != schedule.operations[reader.of].copied:
+            return schedule
+        if results != tuple(values[value].order for value in reader.writes):
             return schedule
     left = (each for each in schedule.instructions if each.kind != "slice" or each.writes[0] not in gone)
     items = tuple(each._replace(reads=tuple(made if value == last else value for value in each.reads)) for each in left)

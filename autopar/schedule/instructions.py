@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 
 from autopar.graph import Op, Phase
 from autopar.reshard import Step
+from autopar.rules import IN_ORDER, MemoryOrder
 from autopar.schedule.assignment import BACKWARD, FORWARD, Layout, Moment
 from autopar.schedule.collectives import Part
 from autopar.schedule.settings import ASIDE_BYTES, BUCKET_BYTES, PREFETCH_BYTES
@@ -116,7 +117,8 @@ class Operation(NamedTuple):
     """An operator under a strategy; its ``run`` says which values it reads and writes. A second run is the same operator.
 
     Args:
-        copied: the positions of the operands that are copied before it reads them, since they repeat; ``copied_bytes`` of all.
+        copied: the positions of the operands that are copied before it reads them, since they do not lie in order; ``copied_bytes`` of
+            all.
     """
 
     op: Op
@@ -146,14 +148,14 @@ class Value(NamedTuple):
 
     Args:
         bytes: on the rank's device; 0 of a value on the host.
-        repeats: it is a view that repeats: its memory has fewer bytes.
+        order: how it lies in memory.
         host_bytes: in the memory of the rank's host; 0 of a value on the device.
     """
 
     tensor: str
     spec: ShardingSpec | None
     bytes: int
-    repeats: bool = False
+    order: MemoryOrder = IN_ORDER
     host_bytes: int = 0
 
 

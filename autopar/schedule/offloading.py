@@ -76,9 +76,9 @@ def find_offloadable(schedule: Schedule, timed: Schedule) -> tuple[Offloadable, 
     chosen, least = [], SMALL_OFFLOADED_SHARE * sum(storage_bytes(schedule, storage) for storage in read if storage in there)
     for storage, members in read.items():
         value = next(iter(members))
-        if len(members) > 1 or storage in kept or storage in shared or storage not in there or values[value].repeats or value in final:
+        if len(members) > 1 or storage in kept or storage in shared or storage not in there or value in final:
             continue
-        if values[value].spec is None or not values[value].bytes or values[value].host_bytes:
+        if values[value].spec is None or values[value].order.repeats or not values[value].bytes or values[value].host_bytes:
             continue
         saved, copied = storage_bytes(schedule, storage), values[value].bytes
         if saved > copied or copied < least:

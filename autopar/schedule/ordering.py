@@ -15,15 +15,15 @@ from typing import NamedTuple
 
 from autopar import pricing
 from autopar.cost_models import Machine
-from autopar.cost_models.collectives import CALLS, FROM_HOST, TO_HOST
+from autopar.cost_models.collectives import CALLS, FROM_HOST, KINDS, TO_HOST
 from autopar.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.reshard import Shapes, Step, find_reshard
-from autopar.rules import find_fusable_additions, is_alias, reads_back
+from autopar.rules import IN_ORDER, MemoryOrder, find_fusable_additions, is_alias, reads_back
 from autopar.schedule.assignment import AGAIN, FORWARD, OUTPUT, PHASES, Assignment, Layout, Moment
 from autopar.schedule.collectives import Collective, Part
 from autopar.schedule.deferred_loss import deferred_values
 from autopar.schedule.instructions import COMPUTE, Cut, Instruction, Kind, Limits, Operation, Value
-from autopar.schedule.repeating import Repeating
+from autopar.schedule.memory_orders import MemoryOrders
 from autopar.schedule.schedule import Schedule
 from autopar.sharding import ShardingSpec, Strategy
 
@@ -66,9 +66,9 @@ class Prices:
         self._routes: dict[object, tuple[Leg, ...]] = {}
         """By shape, dtype and the two specs."""
         self.fusable = find_fusable_additions(graph) if machine.issue_seconds else {}
-        self.repeating = Repeating(graph, machine)
+        self.orders = MemoryOrders(graph, machine)
         self._taken: dict[tuple[int, bool], Taken] = {}
-        """By identity of the leg in ``_routes``, and whether its source repeats."""
+        """By identity of the leg in ``_routes``, and whether its source is copied."""
 
     def run(self, op: Op, strategy: Strategy) -> _Priced:
         """The price of an operator; operators of one kind in one strategy share it."""
@@ -95,7 +95,7 @@ class Prices:
 
     def taken(self, call: Collective, leg: Leg) -> Taken:
         """See ``taken_by``: of a call of one part, that of a leg of a ``route``."""
-        key = id(leg), call.parts[0].repeats
+        key = id(leg), call.parts[0].copied
         if key not in self._taken:
             self._taken[key] = taken_by(call, self.machine)
         return self._taken[key]
@@ -155,8 +155,8 @@ class _Writer:
             for value in self.before.get(reader, ()):
                 self._make(value, reader)
 
-    def _value(self, name: str, tensor: str, spec: ShardingSpec, repeats: bool = False) -> None:
-        self.values[name] = Value(tensor, spec, pricing.local_bytes(self.graph.tensors[tensor], spec, self.machine), repeats)
+    def _value(self, name: str, tensor: str, spec: ShardingSpec, order: MemoryOrder = IN_ORDER) -> None:
+        self.values[name] = Value(tensor, spec, pricing.local_bytes(self.graph.tensors[tensor], spec, self.machine), order)
 
     def _add(
         self, kind: Kind, phase: Moment, reads: tuple[str, ...], writes: tuple[str, ...], stream: str, seconds: float, size: int, of: str,
@@ -198,11 +198,10 @@ class _Writer:
             known = self.values[value].spec
             assert known is spec or known == spec, f"{name} reads {value} as {self.values[value].spec}, its strategy needs {spec}"
         writes = tuple([tensor + suffix for tensor in op.outputs]) if suffix else op.outputs
-        priced, repeating = self.prices.run(op, strategy), self.prices.repeating
-        sources = [self.values[value].repeats for value in reads]
-        for value, tensor, spec, size in zip(writes, op.outputs, strategy.outputs, priced.sizes, strict=True):
-            self.values[value] = Value(tensor, spec, size, repeating.result(tensor, spec))
-        self.operations[name] = repeating.operation(op, strategy, sources)
+        priced = self.prices.run(op, strategy)
+        orders, self.operations[name] = self.prices.orders.run(op, strategy, tuple([self.values[value].order for value in reads]))
+        for value, tensor, spec, size, order in zip(writes, op.outputs, strategy.outputs, priced.sizes, orders, strict=True):
+            self.values[value] = Value(tensor, spec, size, order)
         taken = 0 if priced.alias and reads else sum(priced.sizes)
         self._add("run", phase, reads, writes, priced.stream, priced.seconds, taken, name, priced.launches, priced.reads_back or None)
 
@@ -218,14 +217,14 @@ class _Writer:
         del self.waiting[value]
         phase: Moment = "recompute" if layout.half != FORWARD and reader.endswith(AGAIN) else layout.half
         layout = self.layouts[value] = Layout(value, layout.tensor, layout.source, layout.spec, phase, reader, layout.on_host)
-        spec, repeats = self.values[layout.source].spec, self.values[layout.source].repeats
+        spec, order = self.values[layout.source].spec, self.values[layout.source].order
         assert spec is not None
         tensor, from_host = self.graph.tensors[layout.tensor], self.values[layout.source].host_bytes > 0
         route = self.prices.route(tensor, spec, layout.spec, transfer_kind(layout, from_host))
         if not route:
             self.cuts[value] = Cut(layout, None)
             self._add("slice", phase, (layout.source,), (value,), "", 0.0, 0, value)
-        for part, leg in zip(parts_of(layout, spec, tensor, route, repeats), route, strict=True):
+        for part, leg in zip(parts_of(layout, spec, tensor, route, order), route, strict=True):
             last = part.target == value
             self.values[part.target] = Value(layout.tensor, layout.spec if last else None, part.target_bytes)
             if part.step.is_collective:
@@ -234,7 +233,7 @@ class _Writer:
             else:
                 self.cuts[part.target] = Cut(layout, part)
                 self._add("slice", phase, (part.source,), (part.target,), "", 0.0, part.target_bytes, value)
-        self._value(value, layout.tensor, layout.spec, repeats and not route)
+        self._value(value, layout.tensor, layout.spec, IN_ORDER if route else order)
         if layout.on_host:
             self.values[value] = on_host(self.values[value])
 
@@ -278,9 +277,9 @@ class _Writer:
                 self.instructions[index] = item._replace(launches=0)
 
     def _alone(self, maker: Instruction | None, reader: Instruction) -> bool:
-        """Whether the source of ``reader`` is memory of its own, of the same segment: a backward pass may run twice on results of
-        forward."""
-        if maker is None or maker.half != reader.half:
+        """Whether the source of ``reader`` lies in order in memory of its own, of the same segment: a backward pass may run twice on
+        results of forward."""
+        if maker is None or maker.half != reader.half or not self.values[reader.reads[0]].order.in_order:
             return False
         if maker.kind == "run":
             operation = self.operations[maker.of]
@@ -307,7 +306,7 @@ def transfer_kind(layout: Layout, from_host: bool) -> str:
 
 def on_host(value: Value) -> Value:
     """A value as it lies on the host."""
-    return value._replace(bytes=0, host_bytes=value.bytes, repeats=False)
+    return value._replace(bytes=0, host_bytes=value.bytes, order=IN_ORDER)
 
 
 def route_of(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine: Machine, transfer: str = "") -> tuple[Leg, ...]:
@@ -326,16 +325,19 @@ def route_of(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, machine
     return tuple(map(Leg, reshard.steps, reshard.shapes))
 
 
-def parts_of(layout: Layout, spec: ShardingSpec, tensor: Tensor, route: Sequence[Leg], repeats: bool = False) -> tuple[Part, ...]:
+def parts_of(
+    layout: Layout, spec: ShardingSpec, tensor: Tensor, route: Sequence[Leg], order: MemoryOrder = IN_ORDER
+) -> tuple[Part, ...]:  # fmt: skip
     """The steps of a layout, made of its source in ``spec``; step n makes ``VALUE#n``, the last one ``VALUE``.
 
     Args:
-        repeats: its source is a view that repeats; what the first step makes is none.
+        order: how its source lies; what the first step makes lies in order.
     """
     found, source, size = [], layout.source, DTYPE_BYTES[tensor.dtype]
     for number, (step, shapes) in enumerate(route, 1):
         target = layout.value if number == len(route) else f"{layout.value}#{number}"
-        found.append(Part(layout, number - 1, step, source, target, shapes, size, tensor.dtype, spec, repeats=repeats and number == 1))
+        copied = number == 1 and step.kind in KINDS and not order.in_order and (order.repeats or KINDS[step.kind].role != "gather")
+        found.append(Part(layout, number - 1, step, source, target, shapes, size, tensor.dtype, spec, copied=copied))
         source = target
     return tuple(found)
 
@@ -345,7 +347,7 @@ def steps_of(layout: Layout, source: Value, graph: Graph, machine: Machine) -> t
     tensor, spec = graph.tensors[layout.tensor], source.spec
     assert spec is not None
     route = route_of(tensor, spec, layout.spec, machine, transfer_kind(layout, source.host_bytes > 0))
-    return parts_of(layout, spec, tensor, route, source.repeats)
+    return parts_of(layout, spec, tensor, route, source.order)
 
 
 class Taken(NamedTuple):

@@ -75,10 +75,10 @@ def needed(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
 
 
 def _as_large(schedule: Schedule, value: str, other: str) -> bool:
-    """Whether two values have the same shape and dtype on every rank."""
+    """Whether two values have the same shape and dtype on every rank, and lie alike."""
     one, two, sizes = schedule.values[value], schedule.values[other], schedule.machine.mesh.sizes
     mine, its = schedule.graph.tensors[one.tensor], schedule.graph.tensors[two.tensor]
-    if one.bytes != two.bytes or mine.dtype != its.dtype or one.spec is None or two.spec is None:
+    if one.bytes != two.bytes or one.order != two.order or mine.dtype != its.dtype or one.spec is None or two.spec is None:
         return False
     if one.spec is two.spec and mine.shape == its.shape:
         return True  # as it mostly is

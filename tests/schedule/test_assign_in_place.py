@@ -68,8 +68,10 @@ MAKE = op("aten.mul.Tensor", ("a", "b"), "t")
         pytest.param((op("aten.add.Tensor", ("t", "c"), "out", "backward"),), "out", {}, id="made in the other half"),
         pytest.param((op("aten.add.Tensor", ("smaller", "t"), "out"),), "out", {"out": "t"}, id="not the smaller one"),
         pytest.param((op("aten.transpose.int", ("t",), "v"), op("aten.add.Tensor", ("v", "c"), "out")), "out", {}, id="a view"),
-        pytest.param((op("aten.transpose.int", ("t",), "v"), op("aten.add.Tensor", ("t", "c"), "y"),
+        pytest.param((op("aten.alias.default", ("t",), "v"), op("aten.add.Tensor", ("t", "c"), "y"),
                       op("aten.mul.Tensor", ("v", "y"), "out")), "out", {"out": "y"}, id="a view is read later"),
+        pytest.param((op("aten.transpose.int", ("t",), "v"), op("aten.add.Tensor", ("t", "c"), "y"),
+                      op("aten.mul.Tensor", ("v", "y"), "out")), "out", {}, id="a result lies turned, as its first operand"),
         pytest.param((op("aten.transpose.int", ("t",), "v"), op("aten.sub.Tensor", ("t", "v"), "out")), "out", {}, id="a view beside it"),
     ],
 )  # fmt: skip
