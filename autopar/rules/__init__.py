@@ -52,7 +52,7 @@ from autopar.rules.memory_order import IN_ORDER, MemoryOrder, find_orders, keeps
 from autopar.rules.notation import parse
 from autopar.rules.own import rule
 from autopar.rules.products import CONTRACTION, Product, find_fusable_additions, find_product, is_plain_addition
-from autopar.rules.repeating import DENSE, Repeated, find_repeated, is_expansion, repeats, stored_elements
+from autopar.rules.repeating import DENSE, Repeated, find_expanded, find_repeated, is_expansion, repeats, stored_elements
 from autopar.rules.rule import ShardingRule
 from autopar.rules.work import flops
 
@@ -72,6 +72,7 @@ __all__ = [
     "effect_of_number",
     "family",
     "find_copied",
+    "find_expanded",
     "find_fusable_additions",
     "find_orders",
     "find_product",

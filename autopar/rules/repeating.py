@@ -30,6 +30,16 @@ def find_repeated(graph: Graph) -> Mapping[str, Repeated]:
     return found
 
 
+def find_expanded(graph: Graph) -> Mapping[str, Repeated]:
+    """The results of expansions, each with what its own operator repeats: it does so however the source was resharded before."""
+    found: dict[str, Repeated] = {}
+    for op in graph.ops:
+        if is_expansion(op, graph.tensors):
+            made = zip(op.outputs, repeated_dims(op, graph.tensors, DENSE), strict=True)
+            found.update((tensor, dims) for tensor, dims in made if dims)
+    return found
+
+
 def is_expansion(op: Op, tensors: Mapping[str, Tensor]) -> bool:
     """Whether an operator is a view that is larger than its source. A reshard costs less before it than after it."""
     return bool(op.inputs) and is_alias(op) and any(tensors[name].elements > tensors[op.inputs[0]].elements for name in op.outputs)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autopar.graph import Argument, Graph, GraphInput, GraphOutput, Op, Ref, Tensor
-from autopar.rules import DENSE, find_repeated, is_expansion, repeats, stored_elements
+from autopar.rules import DENSE, find_expanded, find_repeated, is_expansion, repeats, stored_elements
 
 Step = tuple[str, tuple[Argument, ...]]
 """A view by its target, and its arguments behind the tensor."""
@@ -53,6 +53,14 @@ def test_memory_has_as_many_elements_as_are_told_apart(name: str) -> None:
         assert repeats(tensor.shape, dims) == (tensor.unique().numel() < tensor.numel())
         if repeats(tensor.shape, dims):
             assert stored_elements(tensor.shape, dims) == tensor.unique().numel()
+
+
+def test_an_expansion_repeats_however_its_source_lies() -> None:
+    """Of views of it that is not known: a reshard in between makes them dense."""
+    for name, known in (("turned", {"t1": 6}), ("twice", {"t1": 6, "t3": 24}), ("windows", {"t1": 96}), ("dense", {})):
+        graph, made = chain(*CHAINS[name])
+        found = find_expanded(graph)
+        assert {tensor: stored_elements(made[int(tensor[1:])].shape, dims) for tensor, dims in found.items()} == known, name
 
 
 def test_views_that_are_larger_than_their_source_are_expansions() -> None:

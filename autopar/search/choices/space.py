@@ -17,7 +17,7 @@ from autopar.cost_models import Machine
 from autopar.effort import Budget
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, Op, Tensor
 from autopar.reshard.cuts import prime_cut
-from autopar.rules import DENSE, Repeated, find_repeated, find_rule, stored_elements, strategies
+from autopar.rules import DENSE, Repeated, find_expanded, find_rule, stored_elements, strategies
 from autopar.schedule import OUTPUT, Assignment
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.reshard_tables import ReshardPricing, axis_codes, split_codes
@@ -191,8 +191,8 @@ class Space:
 
     @cached_property
     def repeated(self) -> Mapping[str, Repeated]:
-        """The tensors that are views which repeat where an operator makes them."""
-        return find_repeated(self.graph)
+        """The tensors that are expanded where an operator makes them. Of a view of one it is not known: its source may be resharded."""
+        return find_expanded(self.graph)
 
     @cached_property
     def uneven(self) -> UnevenSplits:
