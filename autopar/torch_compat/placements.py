@@ -235,19 +235,20 @@ def shard_beside_blocks() -> None:
 
     usual = _fsdp_param.FSDPParam._init_sharded_param
 
-    def init(self: Any, param: Any, device: Any, placement_of: Any, mesh_info: Any, *rest: Any) -> None:
+    def init(self: Any, param: Any, device: Any, placement_of: Any, *rest: Any) -> None:
+        mesh_info = rest[0] if rest else self.mesh_info  # torch 2.11 has it there
         count = getattr(mesh_info, "shard_mesh_size", 1)
         given: Any = placement_of(param) if callable(placement_of) else None
         placement = getattr(given, "placement", given)
         dim = 0 if placement is None else placement.dim % param.dim()
         if not isinstance(param, DTensor) or count == 1 or not (strided := strided_dims(param)) & {dim}:
-            return usual(self, param, device, placement_of, mesh_info, *rest)
+            return usual(self, param, device, placement_of, *rest)
         free = [other for other in range(param.dim()) if other not in strided and local_of(param).shape[other] % count == 0]
         if not free:
             param = nn.Parameter(param.detach().redistribute(placements=[Replicate()] * len(param.placements)), param.requires_grad)
         shard = Shard(free[0] if free else dim)
         chosen = replace(given, placement=shard) if hasattr(given, "placement") else shard
-        return usual(self, param, device, lambda _: chosen, mesh_info, *rest)
+        return usual(self, param, device, lambda _: chosen, *rest)
 
     def strided_dims(param: Any) -> set[int]:
         return {placement.dim for placement in param.placements if (split_factor_of(placement) or 1) > 1}
