@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
 from autopar.errors import UsageError
-from autopar.torch_compat.placements import has_blocks, has_unequal_parts, split_factor_of
+from autopar.torch_compat.placements import has_blocks, has_unequal_parts, split_factor_of, strided_shard
 from autopar.torch_compat.tensors import draws, leaves_of, map_tensors
-from autopar.torch_compat.whole_tensors import argument_of, as_torch_does, before, in_whole, is_view, on_all, reduce_partial
+from autopar.torch_compat.whole_tensors import argument_of, as_torch_does, before, in_whole, is_view, on_all, reduce_partial, whole_of
 
 
 @cache
@@ -120,7 +121,8 @@ def detach_in_place() -> None:
 def reduce_odd_parts() -> None:
     """Maxima and minima of a DTensor are computed of the whole tensor where some rank has no part, or several.
 
-    Where a rank has no part torch raises on that rank alone, and the others wait for it.
+    Where a rank has no part torch raises on that rank alone, and the others wait for it. The place of the largest of all is looked for in
+    the whole however it is split: torch 2.11 fails to gather it.
     """
     from torch.distributed.tensor import DTensor
 
@@ -134,7 +136,8 @@ def reduce_odd_parts() -> None:
         return tensor.numel() > 0 and any(extent <= 0 for extent in least)
 
     def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if any(isinstance(item, DTensor) and (has_blocks(item) or has_empty_part(item)) for item in leaves_of(args)):
+        places = operator in (aten.argmax.default, aten.argmin.default) and argument_of(operator, "dim", args, kwargs, None) is None
+        if places or any(isinstance(item, DTensor) and (has_blocks(item) or has_empty_part(item)) for item in leaves_of(args)):
             return in_whole(operator, args, kwargs)
         if operator in torchs:
             return torchs[operator](operator, args, kwargs)
@@ -167,12 +170,16 @@ def choose_rules() -> None:
       what is written to them would be lost.
     - What draws numbers is done so too where torch has no generator that all ranks share: on CPUs, each rank would draw its own for what
       all hold, and ranks of one seed the same for their parts.
+    - Where torch's rules take a tensor in blocks for whole, as in 2.11, it is gathered before all but what goes element by element. So are
+      unequal parts: there each rank weighs the rules by the size of its own part, and two may choose different ones.
     """
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._random import is_rng_supported_mesh
 
-    dispatcher = DTensor._op_dispatcher
+    dispatcher, blocks_are_known = DTensor._op_dispatcher, knows_blocks()
     usual, rules = dispatcher._propagate_op_sharding_dispatch_slow_path, dispatcher.sharding_propagator
+    for operator in WITH_NEW_RULES:
+        rules.op_strategy_funcs.pop(operator, None)
 
     def has_rule(operator: Any) -> bool:
         tables = (rules.op_strategy_funcs, rules.op_single_dim_strategy_funcs, rules.op_to_rules)
@@ -188,9 +195,11 @@ def choose_rules() -> None:
             return by_formula(operator, args, kwargs)
         if operator.namespace == "aten" and draws(operator) and not is_rng_supported_mesh(tensors[0].device_mesh):
             return by_whole(operator, args, kwargs)
-        regroups = operator in REGROUPING and any(has_blocks(tensor) or has_unequal_parts(tensor) for tensor in tensors)
+        regroups = operator in REGROUPING and any(map(is_odd, tensors))
         if regroups or argument_of(operator, "dim", args, kwargs, None) == []:
             return by_whole(operator, args, kwargs)
+        if not blocks_are_known and not goes_by_element(operator) and any(map(is_odd, tensors)):
+            return by_gathered(operator, args, kwargs)
         try:
             made = usual(operator, args, kwargs, info, *rest)
             if not any(moved(info, made)) and not replaces(operator, args, made):
@@ -205,6 +214,18 @@ def choose_rules() -> None:
             raise NotImplementedError(f"DTensor has no rule for {operator} of such parts")
         return in_whole(operator, args, kwargs)
 
+    def is_odd(tensor: Any) -> bool:
+        return has_blocks(tensor) or has_unequal_parts(tensor)
+
+    def by_gathered(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if operator is _aten.t.default:  # a view of the same memory, by the rule of views, which is right
+            return _aten.transpose.int(args[0], 0, -1)
+        if operator._schema.is_mutable:
+            return in_whole(operator, args, kwargs)
+        odd = {id(item) for item in leaves_of((args, kwargs)) if isinstance(item, DTensor) and is_odd(item)}
+        args, kwargs = map_tensors(lambda item: on_all(whole_of(item), item.device_mesh) if id(item) in odd else item, (args, kwargs))
+        return operator(*args, **kwargs)
+
     def replaces(operator: Any, args: tuple[Any, ...], made: Any) -> bool:
         """Whether what is written in place is to lie otherwise, which torch refuses later on, before 2.13."""
         first, after = operator._schema.arguments[:1], getattr(getattr(made, "output_spec", None), "placements", None)
@@ -212,11 +233,12 @@ def choose_rules() -> None:
         return written and isinstance(args[0], DTensor) and after is not None and args[0].placements != after
 
     def moved(info: Any, made: Any) -> Iterator[bool]:
-        """Whether an argument is to become a product over ranks, which torch does not know how to make of it."""
+        """Whether an argument is to become a product over ranks, or a sum where it is another, which torch does not know how to make."""
         if getattr(made, "needs_redistribute", False):
             for held, wanted in zip(info.flat_args_schema, leaves_of(made.redistribute_schema.args_schema), strict=False):
                 pairs = zip(getattr(held, "placements", ()), getattr(wanted, "placements", ()), strict=False)
-                yield any(one != other and getattr(other, "reduce_op", "") == "product" for one, other in pairs)
+                ends = [(one, other) for one, other in pairs if one != other and other.is_partial()]
+                yield any(one.is_partial() or other.reduce_op == "product" for one, other in ends)
 
     dispatcher._propagate_op_sharding_dispatch_slow_path = propagate
     torch._C._clear_DTensor_sharding_propagator_cache()  # of what was computed with DTensors before
@@ -239,9 +261,34 @@ def _overloads(names: str) -> set[Any]:
     return {getattr(getattr(_aten, name), kind) for name in names.split() for kind in getattr(_aten, name).overloads() if kind in kinds}
 
 
+WITH_NEW_RULES = {_aten.constant_pad_nd.default, _aten.index_put.default, _aten._index_put_impl_.default}
+"""Operators that torch 2.13 has other rules of, in another table. Those of 2.11 are wrong: they pad each part of a split dim, and take
+what is written into a split dim for split like it."""
+
+LIKE_ELEMENTWISE = _overloads(
+    "detach alias clone copy_ _to_copy zero_ fill_ empty_like zeros_like ones_like full_like permute unsqueeze"
+) | {_aten.transpose.int}
+"""Operators that go element by element, though torch does not call them so, and views that keep each dim as it is."""
+
 LINEAR = _overloads("add add_ sub sub_ neg neg_ clone detach alias copy_ _to_copy mul mul_ div div_")
 """Elementwise operators that torch applies to sums that are still to be made over ranks; products and quotients are linear in the first."""
 PRODUCTS = _overloads("mul mul_ div div_")
+
+
+def goes_by_element(operator: Any) -> bool:
+    """Whether what an operator makes of a part is the part of what it makes of the whole, wherever the part lies."""
+    of_lists = operator.name().startswith(("aten::_foreach_", "aten::_fused_"))
+    return torch.Tag.pointwise in operator.tags or operator in LIKE_ELEMENTWISE or of_lists
+
+
+def knows_blocks() -> bool:
+    """Whether DTensor's rules see that a dim with a strided shard is split (``is_tensor_dim_sharded``).
+
+    In torch 2.11 they see ``Shard`` only. They reduce, cut and multiply what each rank holds of a dim in blocks as if it were all of it.
+    """
+    from torch.distributed.tensor._ops.utils import is_tensor_dim_sharded
+
+    return bool(is_tensor_dim_sharded(SimpleNamespace(placements=(strided_shard(0, 2),)), 0))
 
 
 def must_be_reduced(tensor: Any, operator: Any, args: tuple[Any, ...]) -> bool:
@@ -315,7 +362,8 @@ def take_plain_in_backward() -> None:
         return as_torch_does(operator, args, kwargs)
 
     for operator in (
-        _aten.cat.default, _aten.where.self, _aten.index_fill.int_Tensor, _aten.scatter_add.default, _aten.index_put.default,
+        _aten.cat.default, _aten.where.self, _aten.index_fill.int_Tensor, _aten.scatter_add.default, _aten.scatter.src,
+        _aten.index_put.default,
     ):  # fmt: skip
         handlers.setdefault(operator, run)
 
@@ -346,10 +394,11 @@ def say_how_to_compare() -> None:
 
 @cache
 def reduce_looked_up() -> None:
-    """Rows that ranks looked up in their parts of a table are reduced at once.
+    """Rows that ranks looked up in their parts of a table are reduced at once, and a table that is a sum over ranks before.
 
     torch keeps which rows a rank has beside the placement, for the next call too, which fails where the first is not reduced yet. So does a
-    look-up along a dim that two axes split, which is done with the whole table.
+    look-up along a dim that two axes split, which is done with the whole table. In torch 2.11 ranks that share the rows to look up between
+    them take them from what each has of the sum.
     """
     from torch.distributed.tensor import DTensor
 
@@ -357,6 +406,7 @@ def reduce_looked_up() -> None:
 
     def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         table, dim = args[0], argument_of(operator, "dim", args, kwargs, 0)
+        reduce_partial(table)
         placements = table.placements if isinstance(table, DTensor) else ()
         if sum(split_factor_of(placement) is not None and placement.dim == dim % table.dim() for placement in placements) > 1:
             return in_whole(operator, args, kwargs)

@@ -172,6 +172,8 @@ def lay_by_parts(part_of: PartOf) -> None:
     - A full state dict that one rank reads and sends (``_distribute_tensors``): torch takes one contiguous box for each rank.
     - Redistribution from and into such placements (``redistribute_local_tensor``): torch fails on some ranks, while others wait, or takes
       other rows.
+
+    A whole lies in rows where its parts do. In torch 2.11 what is gathered of unequal columns has gaps, which broadcasts of it send too.
     """
     from torch.distributed import _state_dict_utils
     from torch.distributed.tensor import Replicate, _api, _dispatch, _dtensor_spec, _redistribute
@@ -196,14 +198,27 @@ def lay_by_parts(part_of: PartOf) -> None:
 
     def redistribute(local: torch.Tensor, current: Any, target: Any, **named: Any) -> torch.Tensor:
         is_plain = not any((split_factor_of(one) or 1) > 1 for one in (*current.placements, *target.placements))
-        if is_plain or current.placements == target.placements or all(one.is_replicate() for one in target.placements):
-            return usual(local, current, target, **named)
+        is_whole = all(one.is_replicate() for one in target.placements)
+        if is_plain or is_whole or current.placements == target.placements:
+            made: torch.Tensor = usual(local, current, target, **named)
+            return made.contiguous() if is_whole and local.is_contiguous() else made
         everywhere = _dtensor_spec.DTensorSpec(current.mesh, (Replicate(),) * current.mesh.ndim, tensor_meta=current.tensor_meta)
         whole = usual(local, current, everywhere)
         part = part_of(whole, target.placements, target.mesh)
         return usual(whole, everywhere, target, **named) if part is None else part.contiguous()
 
+    planned: Any = getattr(_redistribute, "_gen_transform_infos_non_cached", None)
+
+    def plan_steps(source: Any, target: Any, *rest: Any) -> Any:
+        try:
+            return planned(source, target, *rest)
+        except ValueError:  # torch 2.11 takes every strided shard for an order of axes; 2.13 goes on as here where it is none
+            planner = _redistribute.get_redistribute_planner(source.mesh, source.tensor_meta)
+            return planner.generate_greedy_transform_infos(source, target)
+
     _state_dict_utils._distribute_tensors = distribute
+    if planned is not None:
+        _redistribute._gen_transform_infos_non_cached = plan_steps
     for module in (_redistribute, _dispatch, _api):
         module.redistribute_local_tensor = redistribute
 
@@ -220,19 +235,20 @@ def shard_beside_blocks() -> None:
 
     usual = _fsdp_param.FSDPParam._init_sharded_param
 
-    def init(self: Any, param: Any, device: Any, placement_of: Any, mesh_info: Any, *rest: Any) -> None:
+    def init(self: Any, param: Any, device: Any, placement_of: Any, *rest: Any) -> None:
+        mesh_info = rest[0] if rest else self.mesh_info  # torch 2.11 has it there
         count = getattr(mesh_info, "shard_mesh_size", 1)
         given: Any = placement_of(param) if callable(placement_of) else None
         placement = getattr(given, "placement", given)
         dim = 0 if placement is None else placement.dim % param.dim()
         if not isinstance(param, DTensor) or count == 1 or not (strided := strided_dims(param)) & {dim}:
-            return usual(self, param, device, placement_of, mesh_info, *rest)
+            return usual(self, param, device, placement_of, *rest)
         free = [other for other in range(param.dim()) if other not in strided and local_of(param).shape[other] % count == 0]
         if not free:
             param = nn.Parameter(param.detach().redistribute(placements=[Replicate()] * len(param.placements)), param.requires_grad)
         shard = Shard(free[0] if free else dim)
         chosen = replace(given, placement=shard) if hasattr(given, "placement") else shard
-        return usual(self, param, device, lambda _: chosen, mesh_info, *rest)
+        return usual(self, param, device, lambda _: chosen, *rest)
 
     def strided_dims(param: Any) -> set[int]:
         return {placement.dim for placement in param.placements if (split_factor_of(placement) or 1) > 1}

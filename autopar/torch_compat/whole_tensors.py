@@ -75,7 +75,7 @@ def in_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     from torch.distributed.tensor._collective_utils import mesh_broadcast
 
     given = [item for item in leaves_of((args, kwargs)) if isinstance(item, DTensor)]
-    wholes = {id(item): item.full_tensor().clone() for item in given}
+    wholes = {id(item): whole_of(item).clone() for item in given}
     taken_args, taken = map_tensors(lambda item: wholes.get(id(item), item), (args, kwargs))
     made, mesh = operator(*taken_args, **taken), given[0].device_mesh
     if draws(operator):

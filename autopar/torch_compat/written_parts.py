@@ -126,7 +126,7 @@ def write_through_views() -> None:
         if draws(operator):
             message = f"{operator} draws for a part of a DTensor that lies as {list(of.placements)}: each rank would draw its own"
             raise UsageError(message, "draw for the whole DTensor, before the model is compiled or in its forward")
-        whole = of.full_tensor().clone()
+        whole = whole_of(of).clone()
         here = whole
         for taken, more, named, index in view.taken:
             here = taken(here, *more, **named)
@@ -153,7 +153,7 @@ def write_through_views() -> None:
             if not isinstance(args[0], DTensor):
                 raise
             mesh = args[0].device_mesh
-            made = map_tensors(lambda item: on_all(item, mesh), operator(args[0].full_tensor(), *args[1:], **kwargs))
+            made = map_tensors(lambda item: on_all(item, mesh), operator(whole_of(args[0]), *args[1:], **kwargs))
         finally:
             handlers[operator] = look
         one = made[0] if isinstance(made, (list, tuple)) else made

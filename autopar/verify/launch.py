@@ -40,6 +40,11 @@ STOPPED = "Tt"
 """Process states of a stopped process."""
 DID_NOTHING = "it did nothing any more"
 """Failure of a rank that takes no processor time: it waits for a lock or a thread that only its parent has."""
+BUSY = "RD"
+"""Thread states of one that runs, waits for a processor, or waits for a disk."""
+SHARE_OF_WAKING = 0.25
+"""Share of looks that find a thread busy which has nothing to do, at most. gloo's wake a hundred times a second for 30 us: they are found
+busy in one look of a hundred, on a full machine in more. One that computes is found so in all, however little it gets of a processor."""
 GRACE_SECONDS = 1.0
 """After a first failure, how long to wait for the others': the cause often comes a moment after its consequences."""
 LOOK_SECONDS = 0.5
@@ -61,6 +66,16 @@ class Failure:
     trace: str = ""
 
 
+@dataclass
+class Quiet:
+    """How long a rank's main thread has done nothing, and what its other threads did meanwhile."""
+
+    since: float
+    spent: str
+    looks: int = 0
+    busy: int = 0
+
+
 def run_ranks(
     function: Callable[[int], Any], ranks: int, *, timeout: float = 300.0, alone: bool = False, name: str = "the single-device run"
 ) -> list[Any]:
@@ -69,7 +84,7 @@ def run_ranks(
     Args:
         function: may close over anything, since processes are forked; its result must pickle.
         timeout: seconds that a rank waits in a collective for the others, and that a rank may stand still; twice as many it may do
-            nothing.
+            nothing: its main thread takes no processor time and waits for none, and its others compute nothing.
         alone: without a process group: work that is to leave no trace in this process.
         name: of such work, in errors.
 
@@ -195,7 +210,7 @@ def _collect(processes: Sequence[BaseProcess], readers: Sequence[Connection], na
     deadline: float | None = None
     pending = dict(enumerate(readers))
     standing: dict[int, float] = {}
-    idle: dict[int, tuple[float, str]] = {}
+    quiets: dict[int, Quiet] = {}
     while pending:
         now = time.monotonic()
         ready = wait(list(pending.values()), LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, max(0.0, deadline - now)))
@@ -206,10 +221,8 @@ def _collect(processes: Sequence[BaseProcess], readers: Sequence[Connection], na
                 deadline = deadline or time.monotonic() + GRACE_SECONDS
             else:
                 results[rank] = outcome[0]
-        seen = {rank: _state(processes[rank]) for rank in pending}
-        standing = {rank: standing.get(rank, now) for rank, (state, _) in seen.items() if state in STOPPED}
-        idle = {rank: idle[rank] if rank in idle and idle[rank][1] == spent else (now, spent) for rank, (_, spent) in seen.items()}
-        still = [rank for rank, (since, _) in idle.items() if now - since > 2 * timeout and rank not in standing]
+        standing = {rank: standing.get(rank, now) for rank in pending if _look(processes[rank], now, rank, quiets) in STOPPED}
+        still = [rank for rank in pending if rank not in standing and _does_nothing(quiets[rank], now - 2 * timeout)]
         over = deadline is not None and time.monotonic() >= deadline
         if over or still or any(now - since > timeout for since in standing.values()):
             failures += [Failure(rank, STOOD_STILL) for rank in standing] + [Failure(rank, DID_NOTHING) for rank in still]
@@ -219,13 +232,30 @@ def _collect(processes: Sequence[BaseProcess], readers: Sequence[Connection], na
     return [results[rank] for rank in range(len(processes))]
 
 
-def _state(process: BaseProcess) -> tuple[str, str]:
-    """A process's state, one letter, and the processor time that it and its threads have had (as far as the system tells)."""
+def _look(process: BaseProcess, now: float, rank: int, quiets: dict[int, Quiet]) -> str:
+    """The state of a rank's main thread, one letter; counts the look in ``quiets``, from the start where it has done something.
+
+    Doing something is to be busy, or to have had processor time since the last look, itself or in processes that it waited for. What the
+    system does not tell counts so too.
+    """
+    folder, main = Path(f"/proc/{process.pid}/task"), str(process.pid)
     try:
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "?", str(time.monotonic())
-    return fields[0], " ".join(fields[11:15])
+        lines = {thread: (folder / thread / "stat").read_text() for thread in os.listdir(folder)}
+    except OSError:  # not Linux; or the process has ended, or one of its threads just now
+        quiets[rank] = Quiet(now, "")
+        return "?"
+    fields = {thread: line.rpartition(")")[2].split() for thread, line in lines.items()}
+    state, spent = fields[main][0], " ".join(fields[main][11:15])
+    if rank not in quiets or state in BUSY or quiets[rank].spent != spent:
+        quiets[rank] = Quiet(now, spent)
+    else:
+        quiets[rank].looks += 1
+        quiets[rank].busy += any(others[0] in BUSY for others in fields.values())
+    return state
+
+
+def _does_nothing(quiet: Quiet, before: float) -> bool:
+    return quiet.since < before and quiet.busy <= SHARE_OF_WAKING * quiet.looks
 
 
 def _written(message: Any) -> bytes:

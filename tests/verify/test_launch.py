@@ -129,6 +129,55 @@ def test_a_process_that_does_nothing_ends_the_run_by_name() -> None:
         run_ranks(lambda rank: held.acquire(), 1, timeout=0.5, alone=True)
 
 
+def test_a_rank_that_does_nothing_beside_gloos_threads_ends_the_run_by_name() -> None:
+    """They wake a hundred times a second, and for each message of another rank, also when the rank waits for ever."""
+    held = threading.Lock()
+    held.acquire()
+
+    def rank_main(rank: int) -> None:
+        wait_for_others(rank)
+        signal.alarm(20)  # ends the rank where it does not count as idle
+        if rank == 0:
+            held.acquire()
+        messages = []
+        while True:
+            messages.append(dist.isend(torch.zeros(1), 0))
+            time.sleep(0.001)
+
+    with pytest.raises(VerificationError, match="rank 0 of 2 died: it did nothing any more; the other was stopped\nhint: run it again"):
+        run_ranks(rank_main, 2, timeout=1.0)
+
+
+def test_a_rank_whose_thread_computes_is_waited_for() -> None:
+    def rank_main(rank: int) -> bool:
+        worker = threading.Thread(target=spin, args=(3.0,))
+        worker.start()
+        worker.join()
+        return True
+
+    assert run_ranks(rank_main, 1, timeout=0.5) == [True]
+
+
+def test_a_rank_that_waits_for_a_processor_is_waited_for() -> None:
+    """As on a machine with more ranks than cores: one gets its core only now and then."""
+    core = min(os.sched_getaffinity(0))
+
+    def rank_main(rank: int) -> bool:
+        os.sched_setaffinity(0, {core})
+        if rank == 1:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        spin(4.0)
+        return True
+
+    assert run_ranks(rank_main, 2, timeout=0.5, alone=True) == [True, True]
+
+
+def spin(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
 def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
     """Neither a folder nor a rank, when it is killed while ranks run."""
     script = """
@@ -177,4 +226,4 @@ def test_a_rank_that_never_comes_is_a_timeout_of_the_others() -> None:
         return wait_for_others(rank)
 
     with pytest.raises(VerificationError, match=r"rank 0 of 2 died: .*[Tt]imed out"):
-        run_ranks(rank_main, 2, timeout=1.0)
+        run_ranks(rank_main, 2, timeout=3.0)
