@@ -16,8 +16,6 @@ from autopar.pipeline_plan import PipelinePlan
 
 CUT = "cut"
 """The name by which the cut itself is asked for."""
-SOLVE_SECONDS = 0.5
-"""Work of the pipeline's solver for the orders of a moved layer, in units of about one CPU second."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def _added(cost: StageCosts, layer: StageCosts, times: int) -> StageCosts:
 def _time(plan: PipelinePlan, costs: Sequence[StageCosts]) -> PipelineTimes | None:
     """The step with the best orders found for stages of these costs; None where nothing fits in memory."""
     limit = plan.memory_limit_bytes_per_rank
-    lines = choose_order("zero-bubble" if plan.split else plan.order, costs, plan.microbatches, plan.transfer_seconds, limit, SOLVE_SECONDS)
+    lines = choose_order("zero-bubble" if plan.split else plan.order, costs, plan.microbatches, plan.transfer_seconds, limit)
     if lines is None:
         return None
     stages = Stages((), tuple(Boundary(row.tensor, row.from_stage, row.to_stage) for row in plan.boundaries))

@@ -48,8 +48,7 @@ STAGE_EFFORT = 0.2
 LONGEST_SECONDS, LEAST_SECONDS = 3600.0, 5.0
 """Seconds that a search has where there is no deadline, and where it has passed: a pipeline needs a plan of each stage."""
 SOLVE_SECONDS = 3.0
-"""Work of the pipeline's solver for one cut, in units of about one CPU second. At 8 stages of 16 microbatches half of one finds what more
-does (``benchmarks/pipelines.py``)."""
+"""Work of the pipeline's solver for one cut, in units of about one CPU second."""
 AS_EXPECTED = 0.02
 """Share by which every stage's seconds may be off what the chain's units said, for the chain not to be cut again."""
 
@@ -92,11 +91,6 @@ class PipelineRequest:
         return ("whole", "zero-bubble") if self.order == "auto" else (self.order,)
 
     @property
-    def may_split(self) -> bool:
-        """Whether gradients of weights may be made in actions of their own."""
-        return "zero-bubble" in self.ways
-
-    @property
     def stage_machine(self) -> Machine:
         """The ranks of one stage."""
         return replace(self.machine, mesh=stage_mesh(self.machine.mesh), _groups={}, _links={})
@@ -114,7 +108,7 @@ class PipelineResult:
         times: the step over time.
         transfer_seconds: of the largest value that crosses.
         bound_seconds: no cut at the units, no plans of the stages on this mesh and no order of their actions takes less: of actions
-            forward and backward, or with gradients of weights apart where these may be.
+            forward and backward, or with gradients of weights apart where these are.
         baselines: pipelines by hand, by name.
     """
 
@@ -207,7 +201,7 @@ class _Planner:
             some = ", ".join(tables.units[:5])
             message = f"{self.asked.count} stages are asked for, and the model can be cut into {len(tables.units)} units: {some}"
             raise UsageError(message, f"take fewer stages ({STAGE_AXIS})")
-        if least < math.inf and self._bound(whole, least) >= least:
+        if least < math.inf and self._bound(whole, least, split="zero-bubble" in self.asked.ways) >= least:
             return None
         best: PipelineResult | None = None
         for _ in range(ROUNDS):
@@ -236,7 +230,7 @@ class _Planner:
                 best = self._adopt(one)
         if best is None:
             raise InfeasibleError(f"no pipeline found fits in {self.asked.memory_limit} bytes a rank", "allow more memory, or more stages")
-        bound = self._bound(whole, best.times.step)
+        bound = self._bound(whole, best.times.step, split=best.split)
         return replace(best, bound_seconds=bound, baselines=written)
 
     def _baselines(self) -> PipelineBaselines:
@@ -257,16 +251,17 @@ class _Planner:
         )
         return PipelineResult(made.stages, made.cut, found, made.costs, made.order, made.times, made.transfer_seconds, 0.0)
 
-    def _bound(self, whole: SearchResult, step: float) -> float:
+    def _bound(self, whole: SearchResult, step: float, *, split: bool) -> float:
         """Seconds that no pipeline of at most ``step`` seconds takes less than: B4 of the bounds on cuts and orders.
 
         Plans of the stages, one after another, are a plan of the whole graph on one stage mesh. Its bound holds for MANY times their
         seconds and what they do once a step. What a stage does once takes less than the step.
-        ``T >= S / (1 - (1 - 1/m)^p)``. Where gradients of weights may be apart a stage works for the whole step at most: ``T >= m S / p``.
+        ``T >= S / (1 - (1 - 1/m)^p)``. Where gradients of weights may be apart (``split``) a stage works for the whole step at most:
+        ``T >= m S / p``.
         """
         count, m = self.asked.count, self.microbatches
         one = max(whole.bound_seconds - count * step, 0.0) / MANY
-        if self.asked.may_split:
+        if split:
             return one * m / count
         return one / (1.0 - (1.0 - 1.0 / m) ** count)
 
@@ -322,7 +317,7 @@ class _Planner:
             schedule = split_backward(result.schedule) if split else defer_once(result.schedule)
             found.append(replace(result, schedule=schedule, memory=memory(schedule, result.optimizer)))
             costs.append(measure_stage(schedule, self.asked.optimizer, split=split))
-        lines = choose_order(way, costs, self.microbatches, transfer, self.asked.memory_limit, SOLVE_SECONDS)
+        lines = choose_order(way, costs, self.microbatches, transfer, self.asked.memory_limit)
         if lines is None:
             return None
         order = read_order(lines)

@@ -17,8 +17,7 @@ def overview(plan: PipelinePlan) -> Table:
     step, bound = plan.objective.seconds, plan.objective.bound_seconds
     mesh = ",".join(f"{name}={size}" for name, size in plan.mesh.items())
     crossing = max((row.bytes_per_rank for row in plan.boundaries), default=0)
-    limit = units.size(plan.memory_limit_bytes_per_rank)
-    backward = {"auto": "backward whole or in two parts", "zero-bubble": "gradients of weights apart"}.get(plan.order, "backward whole")
+    limit, backward = units.size(plan.memory_limit_bytes_per_rank), "gradients of weights apart" if plan.split else "backward whole"
     proved = f"{units.seconds(bound)}, gap {100 * plan.objective.gap:.1f} %"
     rows = [
         ("model", f"{plan.model.target}, {plan.model.mode}, {plan.model.optimizer}, {plan.microbatches} microbatches"),

@@ -95,6 +95,6 @@ def _input_part(schedule: Schedule, items: list[Instruction] | tuple[Instruction
         if (item.kind == "start" and item.of in calls) or not wanted.isdisjoint(item.writes):
             found.add(item)
             wanted.update(item.reads)
-            if item.kind == "wait":
+            if item.kind in ("start", "wait"):
                 calls.add(item.of)
-    return found
+    return found | {item for item in items if item.kind == "wait" and item.of in calls}  # one that only another start reads in flight too

@@ -29,7 +29,7 @@ from tests.pipeline.test_steps import random_order
 
 TIMETABLES = int(os.environ.get("AUTOPAR_TIMETABLES", "25"))
 """Timetables that are mutated."""
-MESHES = {"gpt tied": "pp=2", "encoder-decoder": "pp=2,dp=2,tp=2", "masked": "pp=4"}
+MESHES = {"gpt tied": "pp=2", "encoder-decoder": "pp=2,dp=2,tp=2", "masked": "pp=4", "llama": "pp=4,dp=2,tp=2"}
 
 
 @cache
@@ -89,8 +89,7 @@ def test_the_file_holds_and_runs_what_was_planned(order: OrderName) -> None:
     assert {bar.kind for bar in bars} == {"forward", "backward", "optimizer", *(["weights"] if split else [])}
     assert ("weight gradients" in pipeline_svg(plan)) is split
     words = pipeline_summary(plan)
-    said = {"auto": "backward whole or in two parts", "zero-bubble": "gradients of weights apart"}
-    assert f"orders on this mesh, {said.get(order, 'backward whole')}\n" in words.replace(" \n", "\n")
+    assert ("gradients of weights apart" in words, "backward whole" in words) == (split, not split)
     assert ("zero-bubble" in words) is split
     keys = ('"weights_seconds"', '"last_weights_seconds"', '"held_for_weights_bytes_per_rank"')
     assert [key in plan.to_json() for key in keys] == [split] * 3
@@ -117,7 +116,7 @@ def test_whole_backwards_are_taken_where_they_are_faster(monkeypatch: pytest.Mon
     monkeypatch.setattr(planning, "choose_order", without)
     whole = plan_pipeline(capture("masked", 4)[2], PipelineRequest(machine("pp=4", stress=True), 1 << 40, effort="low"))
     assert not whole.split and whole.times.step > found.times.step
-    assert whole.bound_seconds == pytest.approx(found.bound_seconds, rel=1e-3), "the bound is over both"
+    assert found.bound_seconds < whole.bound_seconds, "orders of whole backwards are some of those with gradients of weights apart"
 
 
 def _changed(plan: PipelinePlan, stage: int, /, **fields: object) -> PipelinePlan:
