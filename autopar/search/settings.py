@@ -136,20 +136,18 @@ LEAST_MEMORY_GAP = 0.01
 
 # bounds: surrogate weights
 
-BOUND_ROUNDS, PATIENT_ROUNDS = 30, 6
-"""Rounds of weights, at most; and rounds without a gain where memory is short, whose first weights say nothing of small plans."""
+BOUND_ROUNDS = 30
+"""Rounds of weights, at most."""
 CUT_STEP = 0.3
 """Share of the cutting planes' weights in the next ones. The rest is of the best so far."""
 PATH_GAIN = 1e-4
 """Relative gain for which a path enters as a term."""
 SPAN_NODES = 2_000
 """Nodes of a phase up to which spans are looked for, which cost a matrix product."""
-BOUND_SOLVE_GAP_SHARE, BOUND_SOLVE_GAP, BOUND_SOLVE_RISE_SHARE = 0.25, 0.02, 0.5
-"""Gap of a solve for a bound: this share of the open gap, this gap at most, and this share of the rise that weights can still reach."""
-HUGE_GAIN = 0.015
-"""Relative gain below which a huge problem tries no other weights."""
-LOOSE_GAP, TIGHT_GAP = 0.1, 0.02
-"""Gaps above which a large problem tries other weights, and below which memory has no Lagrangian price."""
+BOUND_SOLVE_GAP_SHARE, BOUND_SOLVE_RISE_SHARE = 0.25, 0.5
+"""Gap of a solve for a bound: this share of the open gap, and this share of the rise that weights can still reach."""
+LOOSE_GAP = 0.1
+"""Gap above which a large problem tries other weights."""
 
 # bounds: memory dual
 
@@ -161,16 +159,14 @@ DUAL_PRICE_SHARE = 0.65
 """Share of the work for prices. The rest proves the result for free layers."""
 DUAL_LEAST_SHARE = 0.1
 """Share of the effort that must be left for a memory dual."""
-DUAL_GAIN, DUAL_ENOUGH = 5e-4, 0.01
-"""Gap at which a solve stops, and gain below which no other price is tried; and share of the open gap that is enough."""
-FIRST_PRICE_SHARE, PRICE_GROWTH, PRICE_CEILING = 0.06, 4.0, 0.99
-"""Cap on the first price, as a share of the seconds over the bytes allowed; factor on the best prices; share of the cap that counts as
-binding.
-"""
+DUAL_GAIN = 5e-4
+"""Gap at which a solve stops, and gain below which no other price is tried."""
+FIRST_PRICE_SHARE, PRICE_GROWTH = 0.06, 4.0
+"""Cap on the first price, as a share of the seconds over the bytes allowed; and factor on the best prices, the cap on the next."""
 DUAL_RANGE = 1e9
 """Seconds of paid memory to those of the step without prices, at most: a linear program of doubles tells no more apart."""
-DUAL_STEP, DUAL_STEP_DECAY, DUAL_STEP_LEAST = 0.5, 0.6, 0.1
-"""Share of the master's prices in the next ones; factor on it after each round without a gain; and the least share."""
+DUAL_STEP = 0.5
+"""Share of the master's prices in the next ones. The rest is of the best so far."""
 
 # bounds: decomposition of tied layers
 
@@ -184,12 +180,10 @@ DECOMPOSITION_SOLVE_GAP = 2e-4
 """Gap at which the solve of a subproblem stops."""
 OUTSIDE_SHARE = 0.5
 """Share of the work for the outside, without which the layer's bound is of no use."""
-SLIGHT_GAIN = 1e-5
-"""Relative gain for which a bound is proved, except of a long graph."""
 PROVED_CLAIMS = 2
 """Best bounds of tied layers that are proved for free layers, at most."""
-LAST_PROOF_SHARE, LAST_PROOF_WORK, LAST_PROOF_SOLVES = 0.1, 0.5, 2
-"""Share of the effort and work by which a last proof may exceed it, and the solves that it may take."""
+LAST_PROOF_SHARE = 0.1
+"""Share of the effort by which a last proof may exceed it."""
 
 # values on the host
 

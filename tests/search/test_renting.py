@@ -133,17 +133,6 @@ def test_bound_grows_without_an_error_where_nothing_fits() -> None:
     assert lagrangian_bound(model, first(model), 1000.0, rests(model), unlimited()) > floor_of_model(model)
 
 
-def test_prices_end_where_more_of_them_could_gain_little() -> None:
-    some, on = chain(6), one_rank()
-    model = heavy(Space(some, on, "sgd", Pins()))
-    limit = min(peak for _, peak in every_set(some, decode_assignment(build_model(model.space), answer(build_model(model.space))), on))
-    given, less = unlimited(), unlimited()
-    best = lagrangian_bound(model, first(model), float(limit), rests(model), given)
-    found = lagrangian_bound(model, first(model), float(limit), rests(model), less, 0.05)
-    assert less.meter.spent < given.meter.spent
-    assert best / 1.05 <= found <= best
-
-
 def searched(spent: float) -> Search:
     """A search that has spent so much of 100 work seconds."""
     search = Search(tied(MESH), asked(2**30, work=100.0, recompute=True), True)
@@ -170,7 +159,7 @@ class CountingModel(TiedModel):
 
 @pytest.mark.parametrize(("spent", "settles"), [(0.0, True), (105.0, True), (111.0, False)])
 def test_last_proof_exceeds_the_budget_by_little(spent: float, settles: bool) -> None:
-    """A tenth of the budget of 100 work seconds and half a second, less what two solves have taken."""
+    """A tenth of the budget of 100 work seconds, less what a solve has taken."""
     search = searched(spent)
     search.model = model = CountingModel(**{item.name: getattr(search.model, item.name) for item in fields(search.model)})
     search.claims.longest_solve = 0.1

@@ -27,11 +27,8 @@ from autopar.search.settings import (
     DUAL_SOLVE_MOST,
     DUAL_SOLVE_WORK,
     DUAL_STEP,
-    DUAL_STEP_DECAY,
-    DUAL_STEP_LEAST,
     FIRST_PRICE_SHARE,
     IDLE_ROUNDS,
-    PRICE_CEILING,
     PRICE_GROWTH,
     TIES,
 )
@@ -80,7 +77,7 @@ class _PricedSolve:
 
 
 def lagrangian_bound(
-    model: Model, weights: Multipliers, allowed: float, times: Sequence[int], budget: Budget, enough: float = 0.0, has_paths: bool = True
+    model: Model, weights: Multipliers, allowed: float, times: Sequence[int], budget: Budget, has_paths: bool = True
 ) -> float:
     """The best bound found, in seconds, on the step of every plan that holds at most ``allowed`` bytes at ``times``; 0 without any.
 
@@ -88,14 +85,13 @@ def lagrangian_bound(
         weights: the first weights, without paths.
         times: times of the problem at which bytes may have a price.
         budget: work of all solves.
-        enough: relative gain below which no other price is tried.
         has_paths: whether paths of dependencies may get a weight.
     """
     cuts = Master(model, weights.slowdown, allowed, times, has_paths)
     best: _PricedSolve | None = None
     prices: Mapping[int, float] = {}
     least_reachable, unpriced = math.inf, 0.0
-    idle, stalled, seconds, pricing_budget = 0, 0, DUAL_SOLVE_WORK, budget.share(DUAL_PRICE_SHARE)
+    stalled, seconds, pricing_budget = 0, DUAL_SOLVE_WORK, budget.share(DUAL_PRICE_SHARE)
     while len(cuts.evaluations) < DUAL_ROUNDS and stalled < IDLE_ROUNDS and (left := pricing_budget.left) > 0:
         problem, unit = model.problem(None, MemoryPriced(weights, prices))
         solution = solve(problem, pricing_budget.at_most(seconds), gap=DUAL_GAIN, patient=False)
@@ -107,7 +103,7 @@ def lagrangian_bound(
         charged = allowed * sum(prices.values())
         choices = model.expand(solution.choices)
         latest = _PricedSolve(weights, prices, solution.bound * unit / (1 + TIES) - charged, solution.objective * unit, choices)
-        idle = 0 if best is None or latest.bound > best.bound * (1 + DUAL_GAIN) else idle + 1
+        gained = best is None or latest.bound > best.bound * (1 + DUAL_GAIN)
         unpriced = latest.least if best is None else unpriced
         best = latest if best is None or latest.bound > best.bound else best
         cuts.add(Evaluation(model, choices))
@@ -117,14 +113,12 @@ def lagrangian_bound(
         if highest * max(excess.max() for excess in cuts.excess_bytes) > DUAL_RANGE * unpriced:
             break  # nothing fits: the bound grows without end
         wanted_weights, reachable, wanted_prices = cuts.best_weights(highest)
-        bounded = sum(wanted_prices.values()) > PRICE_CEILING * highest  # above the cap prices may reach more than ``reachable``
-        if reachable <= best.bound * (1 + (DUAL_GAIN if bounded else max(enough, DUAL_GAIN))):
+        if reachable <= best.bound * (1 + DUAL_GAIN):
             break
-        stalled = 0 if idle == 0 or reachable < least_reachable * (1 - DUAL_GAIN) else stalled + 1
+        stalled = 0 if gained or reachable < least_reachable * (1 - DUAL_GAIN) else stalled + 1
         least_reachable = min(least_reachable, reachable)
-        share = max(DUAL_STEP * DUAL_STEP_DECAY**idle, DUAL_STEP_LEAST)
-        weights = blend(wanted_weights, best.weights, share)
-        prices = {time: share * price + (1 - share) * best.prices.get(time, 0.0) for time, price in wanted_prices.items()}
+        weights = blend(wanted_weights, best.weights, DUAL_STEP)
+        prices = {time: DUAL_STEP * price + (1 - DUAL_STEP) * best.prices.get(time, 0.0) for time, price in wanted_prices.items()}
     if best is None:
         return 0.0
     charged = allowed * sum(best.prices.values())

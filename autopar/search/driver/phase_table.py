@@ -30,30 +30,22 @@ from autopar.search.memory.reduced_limit import (
 from autopar.search.phases import Phase, run_phases
 from autopar.search.settings import (
     BOUND_ROUNDS,
-    BOUND_SOLVE_GAP,
     BOUND_SOLVE_GAP_SHARE,
     BOUND_SOLVE_RISE_SHARE,
     CLOSE_GAP,
     CUT_STEP,
-    DUAL_ENOUGH,
     DUAL_LEAST_SHARE,
     EXACT_MOMENTS,
     GAIN,
     HUGE_ENTRIES,
-    HUGE_GAIN,
     JOINT_EXACT_ENTRIES,
     LAST_PROOF_SHARE,
-    LAST_PROOF_SOLVES,
-    LAST_PROOF_WORK,
     LAST_TRIES,
     LAST_TRIES_DEEP,
-    PATIENT_ROUNDS,
     PRICE_ROUNDS,
     PROVED_CLAIMS,
-    SLIGHT_GAIN,
     SOLVE_SHARE,
     TIES,
-    TIGHT_GAP,
 )
 from autopar.search.solving import solve
 from autopar.solvers import INTERRUPTED
@@ -66,7 +58,7 @@ def bound_solve_gap(open_gap: float, bound: float, reachable: float) -> float:
         open_gap: the gap of the incumbent.
         bound, reachable: seconds of the best bound, and of the bound that any weights can reach by the solutions so far.
     """
-    return max(min(BOUND_SOLVE_GAP_SHARE * open_gap, BOUND_SOLVE_GAP, BOUND_SOLVE_RISE_SHARE * (1 - bound / reachable)), CLOSE_GAP)
+    return max(min(BOUND_SOLVE_GAP_SHARE * open_gap, BOUND_SOLVE_RISE_SHARE * (1 - bound / reachable)), CLOSE_GAP)
 
 
 class Search(SearchState):
@@ -157,7 +149,7 @@ class Search(SearchState):
     @property
     def leaves_recomputation_out(self) -> bool:
         """Whether the problem has no recomputation, and so no bound for short memory, and the gap is worth one."""
-        return self.memory.repairs_by_crossover and self.open_gap > TIGHT_GAP
+        return self.memory.repairs_by_crossover and self.open_gap > self.request.gap
 
     @property
     def needs_flips(self) -> bool:
@@ -234,7 +226,7 @@ class Search(SearchState):
         """
         cuts = Master(self.model, self.slowdown)
         huge = len(self.problem.edge_costs) > HUGE_ENTRIES
-        center, idle, little, reachable = cuts.first_weights(), 0, HUGE_GAIN if huge else GAIN, math.inf
+        center, idle, reachable = cuts.first_weights(), 0, math.inf
         mixture = center
         for model, choices in self.solutions:
             if model is self.model:
@@ -263,16 +255,10 @@ class Search(SearchState):
                 center = mixture
             idle = 0 if gained or self.has_gained else idle + 1
             wanted, reachable, _ = cuts.best_weights()
-            patience = PATIENT_ROUNDS if self.memory.free_plan is not None and not self.size.is_large else self.size.patience
             settled = self.size.is_large and not self.is_folded and self.open_gap <= self.request.thresholds.loose_gap
-            if settled or idle >= patience or reachable <= self.claims.bound * (1 + little):
+            if settled or idle >= self.size.patience or reachable <= self.claims.bound * (1 + GAIN):
                 return
             mixture = blend(wanted, center, CUT_STEP)
-
-    @property
-    def _last_proof_budget(self) -> Budget:
-        """Budget of the last proofs: the work left, and a little beyond."""
-        return Budget(self.budget.meter, self.budget.ends + LAST_PROOF_SHARE * self.total_work + LAST_PROOF_WORK)
 
     def price_memory(self, budget: Budget) -> None:
         """Raises the Lagrangian bound for memory, where no problem has both the limit and recomputation."""
@@ -287,8 +273,7 @@ class Search(SearchState):
                 assert tied is not None, "operators that are alike run again alike"
                 model = tied
         times = [time for time in sorted(set(model.op_times.values())) if model.is_idle(time)]
-        enough = DUAL_ENOUGH * self.open_gap if self.has_fitting_plan else 0.0
-        self.bound = max(self.bound, lagrangian_bound(model, weights.without_paths(), float(self.limit), times, budget, enough))
+        self.bound = max(self.bound, lagrangian_bound(model, weights.without_paths(), float(self.limit), times, budget))
 
     def search_limits(self, budget: Budget) -> None:
         """Tries more limits for the incumbent's schedule; of a deep graph first by extrapolation, then at full depth."""
@@ -307,11 +292,11 @@ class Search(SearchState):
 
     def prove_claims(self, budget: Budget) -> None:
         """Proves for free layers the best bounds of tied ones, if that does not go far beyond the effort."""
-        if self._last_proof_budget.left < LAST_PROOF_SOLVES * self.claims.longest_solve:
+        beyond = Budget(self.budget.meter, self.budget.ends + LAST_PROOF_SHARE * self.total_work)
+        if beyond.left < self.claims.longest_solve:
             self.claims.pending.clear()
-        least = GAIN if self.size.is_long else SLIGHT_GAIN
         for bound, optimum, weights, choices in sorted(self.claims.pending, key=lambda claim: claim[0], reverse=True)[:PROVED_CLAIMS]:
-            if bound > self.bound * (1 + least):
+            if bound > self.bound * (1 + GAIN):
                 turn = self.budget.at_most(min(self.work_left, SOLVE_SHARE * self.total_work)).at_least(1.0)
                 self.bound = max(self.bound, self.model.prove_bound(weights, bound, optimum, turn, choices))
         self.claims.pending.clear()
