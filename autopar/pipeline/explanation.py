@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 from autopar.compare import explain
 from autopar.errors import UsageError
@@ -30,6 +31,20 @@ class Moved:
     source: int
     target: int
     seconds: float | None
+
+
+class StageNeeds(NamedTuple):
+    """Seconds of a step that a stage needs.
+
+    Args:
+        before: until its first microbatch arrives.
+        after: from the end of its last backward until the first stage has ended.
+        least: no step is shorter.
+    """
+
+    before: float
+    after: float
+    least: float
 
 
 def explain_pipeline(plan: PipelinePlan, name: str) -> tuple[str, ...]:
@@ -79,14 +94,13 @@ def move_layers(plan: PipelinePlan) -> tuple[Moved, ...]:
 def _explain_cut(plan: PipelinePlan) -> Iterator[str]:
     counts, step, m = layer_counts(plan), plan.objective.seconds, plan.microbatches
     yield f"{len(plan.stages)} stages of {', '.join(map(str, counts))} layers, {m} microbatches, {_ms(step)} a step"
-    before = after = 0.0
-    for number, (stage, count, cost) in enumerate(zip(plan.stages, counts, recorded_costs(plan), strict=True)):
-        work = m * cost.busy
-        words = f"begins after {_ms(before)}, works {m} x {_ms(work / m)} = {_ms(work)}, and {_ms(after)} follow its last backward"
+    costs = recorded_costs(plan)
+    needs = find_stage_needs(costs, m, plan.transfer_seconds)
+    for number, (stage, count, cost, need) in enumerate(zip(plan.stages, counts, costs, needs, strict=True)):
+        words = f"begins after {_ms(need.before)}, works {m} x {_ms(cost.busy)} = {_ms(m * cost.busy)}"
+        words += f", and {_ms(need.after)} follow its last backward"
         memory = f"{stage.peak_memory_bytes_per_rank / 2**30:.3g} of {plan.memory_limit_bytes_per_rank / 2**30:.3g} GiB"
-        yield f"stage {number}, {count} layers: {words}: {_ms(before + work + after)} at least; {stage.in_flight} in flight in {memory}"
-        before += cost.forward + plan.transfer_seconds
-        after += cost.backward + plan.transfer_seconds
+        yield f"stage {number}, {count} layers: {words}: {_ms(need.least)} at least; {stage.in_flight} in flight in {memory}"
     yield "earlier stages wait less at both ends, so they have room for more layers; the head is in the last"
     for moved in move_layers(plan):
         where = f"a layer from stage {moved.source} to stage {moved.target}"
@@ -94,6 +108,21 @@ def _explain_cut(plan: PipelinePlan) -> Iterator[str]:
             yield f"{where}: does not fit in memory"
         else:
             yield f"{where}: about {_ms(moved.seconds)} ({100 * (moved.seconds / step - 1):+.1f} %)"
+
+
+def find_stage_needs(costs: Sequence[StageCosts], microbatches: int, transfer: float) -> list[StageNeeds]:
+    """What each stage needs of a step, in any order. Gradients of weights that are apart may all stand behind its last backward.
+
+    Args:
+        transfer: seconds of what crosses.
+    """
+    found, before, after = list[StageNeeds](), 0.0, 0.0
+    for cost in costs:
+        work, apart = microbatches * cost.busy, microbatches * cost.weights
+        found.append(StageNeeds(before, after, before + max(work, work - apart + after)))
+        before += cost.forward + transfer
+        after += cost.backward + transfer
+    return found
 
 
 def _scaled(cost: StageCosts, share: float) -> StageCosts:

@@ -15,7 +15,10 @@ from torch import nn
 import autopar
 from autopar.check.pipelines import check_pipeline
 from autopar.errors import MismatchError, UsageError
-from autopar.pipeline import cut_graph, planning
+from autopar.pipeline import Boundary, Stages, cut_graph, planning
+from autopar.pipeline.clock import StageCosts, time_pipeline
+from autopar.pipeline.explanation import find_stage_needs
+from autopar.pipeline.order_search import choose_order
 from autopar.pipeline.orders import ORDERS, check_order, write_lines
 from autopar.pipeline.planning import PipelineRequest, PipelineResult, plan_pipeline
 from autopar.pipeline.timetable import problems_of, read_order, write_order
@@ -94,6 +97,18 @@ def test_the_file_holds_and_runs_what_was_planned(order: OrderName) -> None:
     keys = ('"weights_seconds"', '"last_weights_seconds"', '"held_for_weights_bytes_per_rank"')
     assert [key in plan.to_json() for key in keys] == [split] * 3
     assert ('\n "order"' in plan.to_json()) is (order != "auto")
+
+
+@pytest.mark.parametrize("order", ["whole", "zero-bubble"])
+def test_no_stage_is_said_to_need_more_than_the_step(order: OrderName) -> None:
+    weights = 1.0 if order == "zero-bubble" else 0.0
+    costs = [StageCosts(1.0, 2.0 - weights, 2.0 - weights, 0.0, 1, 1, 2.0 - weights, weights, weights) for _ in range(3)]
+    lines = choose_order(order, costs, 3, 0.1, 100)
+    assert lines is not None
+    stages = Stages((), tuple(Boundary(f"{a}{b}", a, b) for a, b in ((0, 1), (1, 2), (2, 1), (1, 0))))
+    step = time_pipeline(stages, costs, read_order(lines), 0.1).step
+    least = [need.least for need in find_stage_needs(costs, 3, 0.1)]
+    assert max(least) <= step * (1 + 1e-9) and max(least) > 0.9 * step
 
 
 def test_an_older_file_has_whole_backwards() -> None:
