@@ -1,6 +1,7 @@
 """How long does a pipeline's training step take, beside torch.distributed.pipelining on the same cut?
 
     python benchmarks/pipeline_step.py [--stages 2] [--microbatches 8] [--layers 8] [--width 256] [--rounds 20]
+        [--order whole]
 
 GPT-2 of the zoo with a head of its own, AdamW, gloo ranks forked on this machine with one thread each, one rank a stage. Both run 1F1B-like
 orders: torch ``Schedule1F1B``, autopar the timetable of its plan. Both live in the same ranks and step in turn, in rotating order, with a
@@ -125,13 +126,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--hardware", default="cpu-cluster")
+    parser.add_argument("--order", default="whole", help="of autopar's plan: see autopar plan --order; torch's is 1F1B")
     options = parser.parse_args()
     each = options.layers // options.stages
     options.cut = ",".join([str(each)] * (options.stages - 1) + [str(options.layers - each * (options.stages - 1))])
     model, batch = build(options)
     plan = autopar.plan_pipeline(
-        model, batch, mesh=f"pp={options.stages}", microbatches=options.microbatches, hardware=options.hardware, stages=options.cut
-    )
+        model, batch, mesh=f"pp={options.stages}", microbatches=options.microbatches, hardware=options.hardware, stages=options.cut,
+        order=options.order,
+    )  # fmt: skip
     seen = run_ranks(race(options, plan), options.stages)
     spans = {
         name: [max(row[1] for row in rows) - min(row[0] for row in rows) for rows in zip(*(one[name] for one in seen), strict=True)]
