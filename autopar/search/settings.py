@@ -165,8 +165,11 @@ FIRST_PRICE_SHARE, PRICE_GROWTH = 0.06, 4.0
 """Cap on the first price, as a share of the seconds over the bytes allowed; and factor on the best prices, the cap on the next."""
 DUAL_RANGE = 1e9
 """Seconds of paid memory to those of the step without prices, at most: a linear program of doubles tells no more apart."""
-DUAL_STEP = 0.5
-"""Share of the master's prices in the next ones. The rest is of the best so far."""
+DUAL_STEP, DUAL_STEP_DECAY = 0.5, 0.6
+"""Share of the master's prices in the next ones; and factor on it after each round without a gain.
+
+Without the factor the bound of Llama-3-8B, 8x8, 7 GiB is 0.23 % lower.
+"""
 
 # bounds: decomposition of tied layers
 

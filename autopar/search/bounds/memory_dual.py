@@ -27,6 +27,7 @@ from autopar.search.settings import (
     DUAL_SOLVE_MOST,
     DUAL_SOLVE_WORK,
     DUAL_STEP,
+    DUAL_STEP_DECAY,
     FIRST_PRICE_SHARE,
     IDLE_ROUNDS,
     PRICE_GROWTH,
@@ -91,7 +92,7 @@ def lagrangian_bound(
     best: _PricedSolve | None = None
     prices: Mapping[int, float] = {}
     least_reachable, unpriced = math.inf, 0.0
-    stalled, seconds, pricing_budget = 0, DUAL_SOLVE_WORK, budget.share(DUAL_PRICE_SHARE)
+    idle, stalled, seconds, pricing_budget = 0, 0, DUAL_SOLVE_WORK, budget.share(DUAL_PRICE_SHARE)
     while len(cuts.evaluations) < DUAL_ROUNDS and stalled < IDLE_ROUNDS and (left := pricing_budget.left) > 0:
         problem, unit = model.problem(None, MemoryPriced(weights, prices))
         solution = solve(problem, pricing_budget.at_most(seconds), gap=DUAL_GAIN, patient=False)
@@ -103,7 +104,7 @@ def lagrangian_bound(
         charged = allowed * sum(prices.values())
         choices = model.expand(solution.choices)
         latest = _PricedSolve(weights, prices, solution.bound * unit / (1 + TIES) - charged, solution.objective * unit, choices)
-        gained = best is None or latest.bound > best.bound * (1 + DUAL_GAIN)
+        idle = 0 if best is None or latest.bound > best.bound * (1 + DUAL_GAIN) else idle + 1
         unpriced = latest.least if best is None else unpriced
         best = latest if best is None or latest.bound > best.bound else best
         cuts.add(Evaluation(model, choices))
@@ -115,10 +116,11 @@ def lagrangian_bound(
         wanted_weights, reachable, wanted_prices = cuts.best_weights(highest)
         if reachable <= best.bound * (1 + DUAL_GAIN):
             break
-        stalled = 0 if gained or reachable < least_reachable * (1 - DUAL_GAIN) else stalled + 1
+        stalled = 0 if idle == 0 or reachable < least_reachable * (1 - DUAL_GAIN) else stalled + 1
         least_reachable = min(least_reachable, reachable)
-        weights = blend(wanted_weights, best.weights, DUAL_STEP)
-        prices = {time: DUAL_STEP * price + (1 - DUAL_STEP) * best.prices.get(time, 0.0) for time, price in wanted_prices.items()}
+        share = DUAL_STEP * DUAL_STEP_DECAY**idle
+        weights = blend(wanted_weights, best.weights, share)
+        prices = {time: share * price + (1 - share) * best.prices.get(time, 0.0) for time, price in wanted_prices.items()}
     if best is None:
         return 0.0
     charged = allowed * sum(best.prices.values())
