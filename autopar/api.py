@@ -181,7 +181,8 @@ def plan_pipeline(
             on, as long as more gain.
         stages: the first module of each stage but the first, or counts of equal layers, ``"8,9,8,7"``; chosen when not given.
         order: of each stage's actions. ``whole`` searches with backward whole; ``zero-bubble`` with gradients of weights in actions of
-            their own, which fill the time that stages would wait; ``auto`` takes the faster; ``gpipe`` and ``1f1b`` are written down.
+            their own, which fill the time that stages would wait; ``auto`` is ``whole`` unless that is clearly slower; ``gpipe`` and
+            ``1f1b`` are written down.
         constraints: pins by name, as of ``plan``. One on a weight holds in the stage that has it. Axes are those of a stage, by name
             (``S(tp) R``) or number.
         others: as of ``plan``.
