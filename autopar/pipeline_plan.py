@@ -22,9 +22,8 @@ from autopar.rows import AccumulationPlan, BaselinePlan, Count, CreatedBy, Model
 PIPELINE_SCHEMA = "autopar.pipeline-plan/1"
 OrderName = Literal["auto", "whole", "gpipe", "1f1b", "zero-bubble"]
 """How each stage orders its actions. ``auto``: ``whole``, or ``zero-bubble`` where that is clearly faster. ``whole``: searched, with
-backward whole.
-``zero-bubble``: searched, with gradients of weights in actions of their own. ``gpipe``: all of forward, then all of backward. ``1f1b``: one
-backward after each forward, once one microbatch more is in flight than stages are behind."""
+backward whole. ``zero-bubble``: searched, with gradients of weights in actions of their own. ``gpipe``: all of forward, then all of
+backward. ``1f1b``: one backward after each forward, once one microbatch more is in flight than stages are behind."""
 _AGAIN = "write the plan again with autopar plan -o"
 
 
