@@ -82,9 +82,9 @@ def _stage(plan: PipelinePlan, number: int, stage: StagePlan) -> Iterator[Differ
         right = makespan(run, hardware.overlap_slowdown, hardware.launch_overlaps, issue)
         yield from seconds(f"{where}.{name}", getattr(stage, name) or 0.0, right)
     once = next((place for place, row in enumerate(backward) if row.microbatch), len(backward))
-    is_last = once < len(backward) and all(row.microbatch for row in backward[once:]) and not plan.split
+    stands_last = once < len(backward) and all(row.microbatch for row in backward[once:]) and not plan.split
     sent = stage.last_backward_seconds if stage.last_sent_seconds is None else stage.last_sent_seconds
-    yield from seconds(f"{where}.last_sent_seconds", sent, stage.backward_seconds if is_last else stage.last_backward_seconds)
+    yield from seconds(f"{where}.last_sent_seconds", sent, stage.backward_seconds if stands_last else stage.last_backward_seconds)
     yield from seconds(f"{where}.optimizer_seconds", stage.optimizer_seconds, stage.plan.predicted.optimizer_seconds)
 
 
