@@ -557,6 +557,32 @@ def test_statistics_that_look_at_values(complex_: bool):
     assert all(find_rule(op, graph.tensors).known for op in graph.ops)
 
 
+class Quantiles(nn.Module):
+    """Levels that are learned, along a dim and of all entries, with what is no number in some rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.levels = nn.Parameter(torch.rand(5, dtype=torch.float64)), nn.Parameter(torch.tensor([0.1, 0.45, 1.0]).double())
+
+    def forward(self, x: Tensor, holes: Tensor) -> Tensor:
+        x, level = x * self.weight, self.levels[1]
+        gaps = x.masked_fill(holes, torch.nan)
+        found = [x.quantile(self.levels), x.quantile(0.3, keepdim=True), torch.quantile(input=x, q=level, dim=-2, keepdim=True)]
+        for way in ("linear", "lower", "higher", "nearest", "midpoint"):
+            found += [x.quantile(self.levels, 1, keepdim=True, interpolation=way), x.quantile(0.6, dim=0, interpolation=way)]
+            found += [torch.nanquantile(gaps, self.levels, -1, interpolation=way), gaps.quantile(level, 0, interpolation=way)]
+        shapes = [item.ravel() * torch.arange(1, item.numel() + 1) * item.dim() for item in found]
+        return torch.stack([item.nan_to_num(0.5).sum() * scale for scale, item in enumerate(shapes, 1)]).sum()
+
+
+def test_quantiles_whose_levels_torch_looks_at():
+    torch.manual_seed(0)
+    holes = torch.zeros(4, 5, dtype=torch.bool)
+    holes[1, 2] = holes[2] = True  # one entry, and a row of nothing else
+    graph = _same_as_eager(Quantiles(), {"x": torch.randn(4, 5, dtype=torch.float64), "holes": holes})
+    assert all(find_rule(op, graph.tensors).known for op in graph.ops)
+
+
 class Factorisations(nn.Module):
     """Linear algebra that torch checks by values."""
 

@@ -1,9 +1,9 @@
 """Functions that are swapped where the model calls them: what their operators give has no shape on stand-ins, or they look at values.
 
 torch's grouped product knows the shapes of bfloat16 alone, whatever the kernels do; a table of the CTC loss is as large as its lengths say;
-the Gaussian loss refuses negative variances, covariances ask what they divide by; what export writes of ``random_`` between
-two bounds is no Python, and tensors of numbers in tensors are made by reading these. Packed sequences have as many rows as lengths
-say, and are refused.
+the Gaussian loss refuses negative variances, covariances ask what they divide by, quantiles which levels they
+are given; what export writes of ``random_`` between two bounds is no Python, and tensors of numbers in tensors are made by reading these.
+Packed sequences have as many rows as lengths say, and are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from autopar.errors import CaptureError
 from autopar.importer.rewrite.experts import grouped_mm
 from autopar.importer.rewrite.losses import ctc_loss, gaussian_nll_loss
-from autopar.importer.rewrite.statistics import combinations, corrcoef, cov
+from autopar.importer.rewrite.statistics import combinations, corrcoef, cov, nanquantile, quantile
 
 
 def _packed(*_: Any) -> NoReturn:
@@ -56,7 +56,7 @@ def _numbers(data: Any) -> list[Any]:
 CALLED = {
     "grouped_mm": grouped_mm, "_grouped_mm": grouped_mm, "ctc_loss": ctc_loss, "gaussian_nll_loss": gaussian_nll_loss,
     "cov": cov, "corrcoef": corrcoef, "combinations": combinations, "_pack_padded_sequence": _packed,
-    "random_": _random, "tensor": _tensor,
+    "quantile": quantile, "nanquantile": nanquantile, "random_": _random, "tensor": _tensor,
 }  # fmt: skip
 """By the name of the function, which modules of torch give under several."""
 
