@@ -74,8 +74,15 @@ def test_no_rank_has_the_matrix_whole(loss: str) -> None:
     assert plan.predicted.peak_memory_bytes_per_rank < 8 * batch * batch, "half of what it takes whole, twice"
 
 
-UNEQUAL = ("beside", "trace", "triangles")
-"""What takes matrices that are not square."""
+def _gradients_of_traces_are_right() -> bool:
+    """torch 2.11's own gradient of the trace reaches beside the diagonal where a matrix has more rows than columns."""
+    matrix = torch.zeros(6, 4, requires_grad=True)
+    torch.trace(matrix).backward()
+    return bool((matrix.grad == torch.eye(6, 4)).all())
+
+
+UNEQUAL = ("beside", "triangles", *(("trace",) if _gradients_of_traces_are_right() else ()))
+"""What takes matrices that are not square, and has a right gradient of them in torch, which the sharded one is compared with."""
 
 
 @pytest.mark.parametrize(("mesh", "rows", "columns", "losses"), [
