@@ -7,9 +7,9 @@ from functools import cache
 
 import torch
 
-TESTED = ("2.13", "2.14", "2.15")
-"""The minor versions of torch that the tests pass with: all of them with the first, which is installed; the quick ones with the others
-(``.ci/torch-versions``)."""
+TESTED = ("2.11", "2.13", "2.14", "2.15")
+"""The minor versions of torch that the tests pass with: all of them with the one that ``pyproject.toml`` pins, the quick ones with the
+others (``.ci/torch-versions``)."""
 
 
 class UntestedTorchWarning(UserWarning):
