@@ -162,7 +162,8 @@ class ShardingSpec:
 
     def is_even(self, shape: Sequence[int], sizes: Sequence[int]) -> bool:
         """Whether all ranks' parts of a tensor of ``shape`` are equally large."""
-        return not self.split_axes or not any(extent % self.parts(dim, sizes) for dim, extent in enumerate(shape))
+        ends = zip(shape, self.dims, strict=True)
+        return not self.split_axes or not any(axes and extent % math.prod([sizes[axis] for axis in axes]) for extent, axes in ends)
 
     def normalized(self, sizes: Sequence[int]) -> ShardingSpec:
         """Without the axes of size 1."""

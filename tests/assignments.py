@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from autopar.cost_models import Machine
-from autopar.graph import DTYPE_BYTES, Graph, Phase
-from autopar.reshard import find_reshard
+from autopar.graph import Graph, Phase
+from autopar.reshard import has_way
 from autopar.rules import find_rule, strategies, why_once
 from autopar.schedule import OUTPUT, Assignment, Layout
 from autopar.search.baselines.checkpointing import recompute
@@ -40,10 +40,6 @@ def _random_assignment(graph: Graph, where: Machine, seed: int) -> Assignment:
     reads: dict[tuple[str, int], str] = {}
     chosen: dict[str, Strategy] = {}
 
-    def reach(tensor: str, spec: ShardingSpec) -> bool:
-        value = graph.tensors[tensor]
-        return find_reshard(value.shape, DTYPE_BYTES[value.dtype], specs[tensor], spec, where) is not None
-
     def read(tensor: str, spec: ShardingSpec, reader: str, position: int, phase: Phase) -> None:
         if specs[tensor] == spec:
             return
@@ -53,8 +49,7 @@ def _random_assignment(graph: Graph, where: Machine, seed: int) -> Assignment:
             options = [layout for layout in layouts if layout.tensor == tensor and layout.phase in ("forward", phase)]
             if options and chance.random() < 0.3:
                 other = chance.choice(options)
-                value = graph.tensors[tensor]
-                if find_reshard(value.shape, DTYPE_BYTES[value.dtype], other.spec, spec, where) is not None:
+                if has_way(other.spec, spec):
                     source = other.value
             known = Layout(f"{tensor}@{len(layouts)}", tensor, source, spec, phase, reader)
             layouts.append(known)
@@ -69,7 +64,7 @@ def _random_assignment(graph: Graph, where: Machine, seed: int) -> Assignment:
         options = [
             option
             for option in strategies(find_rule(op, graph.tensors), of_op, sizes)
-            if all(reach(tensor, spec) for tensor, spec in zip(op.inputs, option.inputs, strict=True))
+            if all(has_way(specs[tensor], spec) for tensor, spec in zip(op.inputs, option.inputs, strict=True))
         ]  # fmt: skip
         strategy = chance.choice(options)
         chosen[op.name] = strategy

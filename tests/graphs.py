@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.graph import Dtype, Graph, GraphInput, GraphOutput, Op, Ref, Tensor
@@ -118,6 +119,7 @@ def random_graph(seed: int, layers: int = 5, kinds: tuple[str, ...] = KINDS, bat
     return Graph("train", tensors, tuple(inputs), tuple(ops), tuple(outputs))
 
 
+@cache
 def machine(mesh: str, cost_model: str = "roofline") -> Machine:
     """A mesh of a small cluster."""
     return Machine(Mesh.parse(mesh), load_hardware("cpu-cluster"), cost_model)

@@ -12,11 +12,11 @@ steps          Step and Reshard, with their price
 """
 
 from autopar.reshard.face import reshard
-from autopar.reshard.planning import find_reshard
+from autopar.reshard.planning import find_reshard, has_way
 from autopar.reshard.steps import Reshard, Shapes, Step, copied_alone, cuts_inside, halfway, joins_inside
 from autopar.reshard.ways import Asked, Calls, find_ways
 
 __all__ = [
     "Asked", "Calls", "Reshard", "Shapes", "Step", "copied_alone", "cuts_inside", "find_reshard", "find_ways", "halfway",
-    "joins_inside", "reshard",
+    "has_way", "joins_inside", "reshard",
 ]  # fmt: skip

@@ -40,8 +40,13 @@ class Cut:
 
     def spell(self, axes: Iterable[int]) -> Letters:
         """Mesh axes, major to minor, in letters."""
-        starts = [0, *itertools.accumulate(len(parts) for parts in self.axes)]
-        return tuple(letter for axis in axes for letter in range(starts[axis], starts[axis + 1]))
+        return tuple([letter for axis in axes for letter in self._letters[axis]])
+
+    @cached_property
+    def _letters(self) -> tuple[range, ...]:
+        """Those of each axis."""
+        ends = tuple(itertools.accumulate(len(parts) for parts in self.axes))
+        return tuple(map(range, (0, *ends), ends))
 
 
 @lru_cache(maxsize=1024)

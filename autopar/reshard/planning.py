@@ -89,6 +89,19 @@ def _by_way_of(
     )  # fmt: skip
 
 
+def has_way(source: ShardingSpec, target: ShardingSpec) -> bool:
+    """Whether something turns ``source`` into ``target``: ``find_reshard`` says when nothing does.
+
+    >>> whole, summed, largest = (ShardingSpec.parse(text) for text in ("R", "R +P0", "R +P0max"))
+    >>> has_way(summed, whole), has_way(whole, summed), has_way(whole, largest)
+    (True, True, False)
+    """
+    pending = dict(source.partial)
+    if any(pending.get(axis, "sum") != reduction for axis, reduction in target.partial):
+        return False
+    return pending.keys() <= set(target.partial_axes) or len(set(pending.values())) == 1
+
+
 @lru_cache(maxsize=256)
 def is_fine(machine: Machine) -> bool:
     """Whether reshards move parts of axes where nobody says so: where links cut the axes in few parts, or all primes are few."""
@@ -138,15 +151,10 @@ def find_moves(
     filled = filled_up(shape, source, target, machine.mesh.sizes)
     if filled != shape:
         return find_moves(filled, itemsize, source, target, machine, fine)
-    pending = dict(source.partial)
-    kept = dict(target.partial)
-    masked = [axis for axis, reduction in kept.items() if axis not in pending and reduction == "sum"]
-    if any(pending.get(axis) != reduction for axis, reduction in kept.items() if axis not in masked):
+    if not has_way(source, target):
         return None
-    kept = {axis: reduction for axis, reduction in kept.items() if axis not in masked}
-    reduced = {axis: reduction for axis, reduction in pending.items() if axis not in kept}
-    if reduced and len(set(pending.values())) > 1:
-        return None
+    kept = [axis for axis in target.partial_axes if axis in source.partial_axes]
+    reduced = [axis for axis in source.partial_axes if axis not in kept]
     whole = math.prod(size for axis, size in enumerate(machine.mesh.sizes) if axis not in kept)
     full = math.prod(shape) * itemsize
     order = sorted(range(len(shape)), key=lambda dim: (source.dims[dim], target.dims[dim], math.gcd(shape[dim], whole)))
