@@ -61,7 +61,7 @@ SHORT_SEARCHES = {
     "test_microbatches.py", "test_old_plans.py", "test_placements.py", "test_plan.py", "test_recurrence.py", "tuning", "verify",
 }  # fmt: skip
 """Folders and files of tests that need a plan, but not how good it is: their searches do less work."""
-PART_OF_WORK = 0.05
+PART_OF_WORK = 0.02
 """Part of the work that is done there. A plan is found long before the work is used up; proofs take most of it."""
 
 

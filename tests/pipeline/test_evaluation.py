@@ -17,6 +17,8 @@ from tests.pipeline.models import build
 from tests.pipeline.test_training import plan_of, train
 from tests.runtime.test_training import on_ranks
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 
 class Dropping(nn.Module):
     """Dropout in one stage alone: in evaluation that stage has another graph, and the other has not."""

@@ -27,9 +27,11 @@ from tests.pipeline.models import Masked, build, capture
 from tests.pipeline.test_steps import random_order
 from tests.runtime.test_training import on_ranks
 
+pytestmark = pytest.mark.usefixtures("short_search")
+
 STEPS = 3
 TIMETABLES = int(os.environ.get("AUTOPAR_TIMETABLES", "25"))
-"""Timetables that are drawn and run, each compiled anew: about a second each on idle cores."""
+"""Timetables that are drawn and run, each compiled anew: about a quarter of a CPU second each."""
 
 
 def plan_of(name: str, mesh: str, microbatches: int = 4, **options: Any) -> PipelinePlan:

@@ -58,7 +58,7 @@ def test_losses_are_those_of_a_single_process_under_autocast(name: str, half: st
     graph = autopar.capture(target.model, target.args, loss=target.loss, loss_args=target.loss_args, compute_dtype=f"autocast-{half}")
     names = [f"{'input:' if item.kind == 'input' else ''}{item.name}" for item in graph.inputs]
     there = {pin: spec for pin, spec in pins.items() if fnmatch.filter(names, pin)}
-    plan = autopar.plan(graph, mesh=mesh, hardware="cpu-cluster", effort="low", constraints=there)
+    plan = autopar.plan(graph, mesh=mesh, hardware="cpu-cluster", constraints=there)
     assert plan.collectives
     wanted = losses_of(copy.deepcopy(target.model), target, getattr(torch, half))
 
