@@ -18,8 +18,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from heapq import nsmallest
 from itertools import combinations
-from operator import le
+from operator import add, itemgetter, le
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,8 @@ SHARED_CALLS = ("all_reduce", "all_gather", "reduce_scatter")
 """The kinds of which several may be one call."""
 EQUAL = 1e-9
 """Relative difference that rounding may make."""
+PROMISING = 8
+"""States of each size that are looked at before all are."""
 
 
 # time -------------------------------------------------------------------------------------------------------------------------------
@@ -169,21 +172,14 @@ def shortest(tasks: Tasks, rules: Rules, limit: float) -> float:
 
     A state is what has been done (operators run, collectives started and waited for, as sets of bits, and which calls still have to be
     waited for) and when: the operators' clock, when each link is free, when each collective that still matters ends. Of states in which
-    the same has been done only those stay that are earlier than all others in something, and that can be over in time.
+    the same has been done only those stay that are earlier than all others in something, and that can be over in time. A few promising
+    ones come first: no state stays that cannot be over before what they come to.
     """
     if not tasks:
         return 0.0
     search = _Lists(tasks, rules)
-    search.best = math.inf
-    states: dict[Done, list[Times]] = {Done(0, 0, frozenset()): [(0.0,) * (search.width + len(tasks))]}
-    while states:
-        size = min(done.size for done in states)
-        for done in [done for done in states if done.size == size]:
-            rest = search.rest(done)
-            for times in states.pop(done):
-                if max(time + more for time, more in zip(times, rest, strict=False)) <= min(limit, search.best):
-                    for after, moments in search.next(done, times):
-                        _keep(states.setdefault(after, []), moments)
+    search.run(limit, PROMISING)
+    search.run(limit)
     return search.best if search.best <= limit else math.inf
 
 
@@ -218,11 +214,31 @@ class _Lists:
         self.best = math.inf
         self.chain = _chains(tasks, self.there, self.flying)
         self._copies: dict[tuple[int, ...], float] = {}
+        self._rests: dict[Done, tuple[float, ...]] = {}
 
-    def rest(self, done: Done) -> tuple[float, ...]:
-        """Seconds that follow at least: after the clock all operators and the longest chain, after each link's last call its others."""
+    def run(self, limit: float, most: int | None = None) -> None:
+        """Makes ``best`` the least seconds, where they are no more than ``limit``; those of some list where only the ``most`` promising
+        states of each size are looked at."""
+        sizes: dict[int, dict[Done, list[Times]]] = {0: {Done(0, 0, frozenset()): [(0.0,) * (self.width + len(self.tasks))]}}
+        while sizes:
+            found = [(self.at_least(done, times), done, times) for done, known in sizes.pop(min(sizes)).items() for times in known]
+            for seconds, done, times in found if most is None else nsmallest(most, found, key=itemgetter(0)):
+                if seconds <= min(limit, self.best):
+                    for after, moments in self.next(done, times):
+                        if self.at_least(after, moments) <= min(limit, self.best):
+                            _keep(sizes.setdefault(after.size, {}).setdefault(after, []), moments)
+
+    def at_least(self, done: Done, times: Times) -> float:
+        """Seconds after which all is over at the earliest."""
+        if done not in self._rests:
+            self._rests[done] = self._rest(done)
+        return max(map(add, times, self._rests[done]))
+
+    def _rest(self, done: Done) -> tuple[float, ...]:
+        """Seconds that follow at least: after the clock all operators and copies, and the longest chain; after each link's last call its
+        others."""
         left = [number for number in self.movable if not done.begun >> number & 1]
-        compute = sum(self.tasks[number].seconds for number in left if self.tasks[number].kind == "run")
+        compute = sum(self.tasks[number].seconds for number in left if self.tasks[number].kind == "run") + sum(map(self.copies, done.open))
         calls = (sum(self.tasks[n].seconds - self.tasks[n].latency for n in left if link in self.tasks[n].links) for link in self.links)
         return max([compute, *(self.chain[number] for number in left)]), *calls
 
