@@ -16,8 +16,6 @@ from autopar.runtime.pipelines import simulate_pipeline
 from autopar.search import find_plan
 from tests.pipeline.models import capture, machine, run_on_one, values_of
 
-pytestmark = pytest.mark.usefixtures("short_search")
-
 
 def gpipe(stages: int, microbatches: int) -> list[Action]:
     """All of forward, then all of backward."""
