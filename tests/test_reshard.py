@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import autopar
 from autopar.cost_models import Figures, Link, Machine, Mesh, SubAxis, load_hardware
 from autopar.errors import FileError, SpecError, UsageError
-from autopar.reshard import Reshard, find_reshard
+from autopar.reshard import Reshard, find_reshard, has_way
 from autopar.sharding import ShardingSpec, splits
 from tests.reshard_cases import CASES, Case, all_specs, box, exhaustive, gather_then_slice, machine, scatter, simulate
 from tests.strategies import specs
@@ -149,6 +149,20 @@ def test_other_reductions(reduction: str) -> None:
     for source in all_specs((8, 8), (2, 2), reduction):
         for target in splits((8, 8), (2, 2)):
             check_pair((8, 8), source, target, on)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "way"),
+    [
+        ("R +P0", "S0", True), ("S1 +P0", "S1 +P0", True), ("R +P0max", "R", True), ("R", "R +P1", True), ("R +P0", "R +P0 +P1", True),
+        ("R", "R +P1max", False), ("R +P0max", "R +P0", False), ("R +P0 +P1max", "R", False), ("R +P0 +P1max", "R +P0", False),
+        ("R +P0 +P1max", "R +P0 +P1max", True),
+    ],
+)  # fmt: skip
+def test_whether_there_is_a_way(source: str, target: str, way: bool) -> None:
+    """As planning it finds, but for the planning."""
+    assert has_way(spec(source), spec(target)) is way
+    assert (find_reshard((8,), 4, spec(source), spec(target), machine("2x2")) is not None) is way
 
 
 def test_reductions_that_do_not_commute_are_not_mixed() -> None:
