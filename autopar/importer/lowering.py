@@ -282,8 +282,7 @@ class Lowering:
     def _argument(self, item: Any, inputs: list[str]) -> Argument:
         match item:
             case Node() if _is_number(item):
-                value = item.meta["val"]
-                return float(value) if isinstance(value, float | torch.SymFloat) else int(value)
+                return _number(item)
             case Node():
                 inputs.append(self._tensor(item))
                 return Ref(len(inputs) - 1)
@@ -339,6 +338,11 @@ def _is_number(node: Node) -> bool:
     return isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat))
 
 
+def _number(node: Node) -> float:
+    value = node.meta["val"]
+    return float(value) if isinstance(value, float | torch.SymFloat) else int(value)
+
+
 def _still(node: Node) -> bool:
     """Whether an operator that may drop elements is told to drop none."""
     names = [argument.name for argument in torch_compat.schema_of(node.target).arguments]
@@ -348,7 +352,7 @@ def _still(node: Node) -> bool:
 
 def _spelled_out(node: Node) -> list[Any]:
     """A slice's arguments with its dim, start and end as they are for this size: not negative, not beyond, not left out."""
-    given: list[Any] = list(node.args)
+    given: list[Any] = [_number(item) if isinstance(item, Node) and _is_number(item) else item for item in node.args]
     source, dim, start, end, step = given + [0, None, None, 1][len(given) - 1 :]
     assert not node.kwargs, "export passes a slice's arguments by position"
     shape = source.meta["val"].shape

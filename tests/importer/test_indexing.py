@@ -16,6 +16,8 @@ from tests.runtime.models import example
 from tests.runtime.test_execution import check
 
 Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+PLACES = torch.arange(120).view(6, 4, 5) * 7 % 6
+"""Of entries along a dim of size 6. The trace asks such a tensor for its sizes."""
 
 
 class Indexed(nn.Module):
@@ -80,6 +82,7 @@ PICKED: dict[str, Function] = {
     "numbers in tensors": lambda x, one, other, mask: x[..., :4] * torch.tensor([[x.detach()[0, 0, 0], 2], [one, x.data.sum()]]).view(-1),
     "then scaled": lambda x, one, other, mask: F.interpolate(x[..., torch.tensor([0, 2, 0])], size=5, mode="linear"),
     "repeated": lambda x, one, other, mask: x.repeat_interleave(torch.tensor([2, 0, 1, 1]), 1),
+    "joined to what a tensor of the code picks": lambda x, one, other, mask: torch.cat([x.gather(0, PLACES), x], 1),
 }
 WRITTEN: dict[str, Function] = {
     "a row": _written("one"),
