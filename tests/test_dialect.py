@@ -8,6 +8,8 @@ from torch.nn import functional
 
 import autopar.dialect as dialect
 from autopar.dialect import attention as attention_module
+from autopar.runtime.operators import find_function
+from autopar.verify.live_memory import LiveMemory
 
 ops = torch.ops.autopar
 torch.set_num_threads(1)
@@ -408,6 +410,18 @@ def test_rms_norm(shape, normalized, affine):
         random(*shape), weight,
     )  # fmt: skip
     registered(ops.rms_norm.default, random(*shape), normalized, weight, 1e-5)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_rms_norms_hold_little_beside_their_results(affine):
+    """Of the size of x: nothing in forward, and one tensor in backward."""
+    x, weight = random(16, 64, grad=False), random(64, grad=False) if affine else None
+    with torch.no_grad(), LiveMemory([x]) as memory:
+        _, scale = find_function("autopar.rms_norm.default")(x, [64], weight, 1e-5)
+        assert memory.peak <= 2 * x.nbytes + 2 * scale.nbytes
+    with torch.no_grad(), LiveMemory([x, scale]) as memory:
+        find_function("autopar.rms_norm_backward.default")(x, x, [64], scale, weight)
+    assert memory.peak <= 3 * x.nbytes + 2 * scale.nbytes + 64 * x.itemsize
 
 
 def test_dropout_is_a_function_of_seed_and_step():

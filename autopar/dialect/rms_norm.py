@@ -28,7 +28,7 @@ def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None,
     wide = _wide(x)
     rstd = torch.rsqrt(wide.square().mean(_last(normalized_shape), keepdim=True) + eps)
     out = wide * rstd
-    return (out if weight is None else out * weight).to(x.dtype), rstd
+    return (out if weight is None else out.mul_(weight)).to(x.dtype), rstd
 
 
 def _rms_norm_shapes(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -45,9 +45,11 @@ def _rms_norm_backward(
     """With ``n = x * rstd`` and ``g = grad * weight``: ``dx = rstd * (g - n * mean(g * n))``, ``dweight = sum(grad * n)``."""
     dims = _last(normalized_shape)
     grad, normal = _wide(grad), _wide(x) * rstd
-    scaled = grad if weight is None else grad * weight
-    dx = rstd * (scaled - normal * (scaled * normal).mean(dims, keepdim=True))
-    dweight = (grad * normal).sum(list(range(x.dim() - len(dims)))) if x.dim() > len(dims) else grad * normal
+    product = grad * normal  # of this size no more than these two are held, beside a wider gradient
+    dweight = product.sum(list(range(x.dim() - len(dims)))) if x.dim() > len(dims) else product.clone()
+    mean = (product if weight is None else product.mul_(weight)).mean(dims, keepdim=True)
+    scaled = product.copy_(grad) if weight is None else torch.mul(grad, weight, out=product)
+    dx = scaled.sub_(normal.mul_(mean)).mul_(rstd)
     return dx.to(x.dtype), dweight.to(x.dtype if weight is None else weight.dtype)
 
 
