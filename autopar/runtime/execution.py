@@ -41,6 +41,7 @@ from autopar.schedule import Instruction, Schedule
 from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import Operation
 from autopar.schedule.splitting import find_once_part, find_weight_part
+from autopar.torch_compat import shares_memory
 
 AS_A_RESULT: Mapping[str, str] = {stored: made for made, stored in STORING.items()}
 """From an operator that changes its input to the one that gives the same in a new tensor."""
@@ -409,7 +410,7 @@ def _write_values(code: Code, values: Sequence[str]) -> str:
 
 def _slicing(part: Part, index: int) -> Callable[[Tensor], Tensor]:
     (dim,), shapes = part.step.dims, part.shapes
-    return lambda tensor: sliced(tensor, shapes, dim, index).clone(memory_format=torch.contiguous_format)
+    return lambda tensor: _apart_from(tensor, sliced(tensor, shapes, dim, index))
 
 
 def _masking(part: Part, index: int) -> Callable[[Tensor], Tensor]:
@@ -417,9 +418,14 @@ def _masking(part: Part, index: int) -> Callable[[Tensor], Tensor]:
 
     def run(tensor: Tensor) -> Tensor:
         kept = fitted(tensor, shapes.target, shapes)
-        return torch.zeros_like(kept) if index else kept.clone(memory_format=torch.contiguous_format)
+        return torch.zeros_like(kept) if index else _apart_from(tensor, kept)
 
     return run
+
+
+def _apart_from(tensor: Tensor, part: Tensor) -> Tensor:
+    """A part of a tensor, in order and in memory of its own, which one that was filled up has already."""
+    return part.clone(memory_format=torch.contiguous_format) if shares_memory(part, tensor) else part.contiguous()
 
 
 CUT: Mapping[str, Callable[[Part, int], Callable[[Tensor], Tensor]]] = {"slice": _slicing, "mask": _masking}

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from autopar.reshard import Shapes
 from autopar.schedule.collectives import Part
@@ -94,6 +95,9 @@ def _some(tensor: Tensor, runs: Sequence[Run], side: int) -> Tensor:
 
 def _spread(tensor: Tensor, dim: int, places: Sequence[Run], extent: int) -> Tensor:
     """The runs of a dim at their places in one of ``extent``, zeros between and after them."""
+    if len(places) == 1:
+        ((there, here, length),) = places
+        return pad(tensor.narrow(dim, here, length), [0, 0] * (tensor.dim() - 1 - dim) + [there, extent - there - length])
     pieces, end = list[Tensor](), 0
     for there, here, length in places:
         pieces += [_zeros(tensor, dim, there - end)] if there > end else []

@@ -20,11 +20,18 @@ from torch.utils.data import TensorDataset
 import autopar
 from autopar.errors import AutoparError
 from autopar.plan import Plan
+from autopar.reshard import find_reshard
 from autopar.runtime import export_program, load_safetensors
-from autopar.runtime.placement import from_placements
+from autopar.runtime.execution import CUT
+from autopar.runtime.placement import from_placements, gather, scatter
+from autopar.schedule import Layout
+from autopar.schedule.collectives import Part
+from autopar.sharding import ShardingSpec
 from autopar.target import Target
 from autopar.verify import verify
+from autopar.verify.live_memory import LiveMemory
 from benchmarks.models import stressed
+from tests.graphs import machine
 from tests.runtime.test_training import gradients, on_ranks, same, whole
 
 
@@ -156,6 +163,25 @@ def test_it_trains_saves_and_loads_on_another_mesh(
         assert held == [tokens[rank], (bias[rank],)]
         assert right
         assert losses == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize(("source", "target"), [("R R R", "S0 S1 R"), ("R R R", "R S01 R"), ("R R R", "R S0 S1")])
+def test_slices_of_unequal_parts_take_the_memory_of_their_result(source: str, target: str) -> None:
+    """A part that is filled up for the steps after it is memory of its own at once."""
+    place, ends = machine("2x2"), tuple(map(ShardingSpec.parse, (source, target)))
+    found = find_reshard((6, 7, 16), 4, *ends, place)
+    assert found is not None and found.padded != found.shape and {step.kind for step in found.steps} == {"slice"}
+    layout, whole, sizes = Layout("x:0", "x", "x", ends[1], "forward", "y"), torch.randn(6, 7, 16), place.mesh.sizes
+    parts = [block.clone() for block in scatter(whole, ends[0], place.mesh)]
+    for rank in range(4):
+        for number, (step, shapes) in enumerate(zip(found.steps, found.shapes, strict=True)):
+            part = Part(layout, number, step, "x", "x:0", shapes, 4, "float32", ends[0]).on(sizes, place.mesh.coordinates(rank))
+            with torch.no_grad(), LiveMemory([parts[rank]]) as memory:
+                made = CUT[step.kind](part, place.mesh.index(rank, step.axes))(parts[rank])
+            assert memory.peak == parts[rank].nbytes + made.untyped_storage().nbytes() == parts[rank].nbytes + made.nbytes
+            assert made.is_contiguous()
+            parts[rank] = made
+    assert torch.equal(gather(parts, ends[1], place.mesh), whole)
 
 
 @pytest.mark.parametrize("on", ["4", pytest.param("a=2,b=2", marks=pytest.mark.slow)])
