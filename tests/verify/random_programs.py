@@ -296,8 +296,8 @@ KINDS: dict[int, list[Kind]] = {
         _reshaped,
     ],
     1: [
-        _expanded, _part, _stepped, _unflattened, _permuted, _selected, _indexed, _gathered, _scattered, _added_at, _masked, _written, _set_at,
-        _chunk, _scaled, _rms, _linear,
+        _expanded, _part, _stepped, _unflattened, _permuted, _selected, _indexed, _gathered, _scattered, _added_at, _masked, _written,
+        _set_at, _chunk, _scaled, _rms, _linear,
         _of("a.softmax(dim)", lambda a, b, dim: a.softmax(dim)),
         _of("a.log_softmax(dim)", lambda a, b, dim: a.log_softmax(dim)),
         _of("a.cumsum(dim) / size", lambda a, b, dim: a.cumsum(dim) / a.shape[dim]),

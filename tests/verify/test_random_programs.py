@@ -35,7 +35,7 @@ OPTIMIZER = "adamw"
 def test_a_program_drawn_at_random_is_that_of_one_device(seed: int) -> None:
     program = Program(seed)
     graph = autopar.capture(program, program.args, mode="train")
-    plan = autopar.plan(graph, mesh=program.mesh, hardware=stressed(), optimizer=OPTIMIZER, effort="low")
+    plan = autopar.plan(graph, mesh=program.mesh, hardware=stressed(), optimizer=OPTIMIZER)
     found = verify(plan, Target(program, program.args), backend="simulate", steps=1)
     assert found.passed, f"{found.problems}\n{program}"
     assert check(plan) == (), f"{check(plan)}\n{program}"
