@@ -53,6 +53,7 @@ class StagePlan(Row):
             apart.
         forward_seconds, backward_seconds: of one microbatch.
         last_backward_seconds: of the last microbatch, whose backward reduces gradients.
+        begin_seconds: of what runs once, before the first microbatch: weights are gathered that are kept.
         last_sent_seconds: until the last microbatch's backward has made what it sends, where that is before its end.
         held_bytes_per_rank: of one microbatch between forward and backward.
         weights_seconds, last_weights_seconds, held_for_weights_bytes_per_rank: where gradients of weights are apart: of one microbatch, of
@@ -72,6 +73,7 @@ class StagePlan(Row):
     peak_memory_bytes_per_rank: Count
     in_flight: Annotated[int, Field(ge=1)]
     last_sent_seconds: Seconds | None = None
+    begin_seconds: Seconds | None = None
     weights_seconds: Seconds | None = None
     last_weights_seconds: Seconds | None = None
     held_for_weights_bytes_per_rank: Count | None = None

@@ -280,7 +280,8 @@ class ReshardPlan(Row):
     """A tensor in a further spec, made once from ``source``; ``before`` is who reads it first.
 
     Its steps follow from the specs. The value after step n, counted from 1, is ``VALUE#n``, after the last step ``VALUE``.
-    ``on_host``: it is a copy in the memory of the rank's host; what is made of such a copy is copied back from there.
+    ``on_host``: it is a copy in the memory of the rank's host; what is made of such a copy is copied back from there. ``once``: it is made
+    before the first of several microbatches, and kept until the last has ended.
     """
 
     value: str
@@ -291,6 +292,7 @@ class ReshardPlan(Row):
     phase: PhaseName
     before: str
     on_host: bool | None = None
+    once: bool | None = None
 
 
 class TransferPlan(Row):
@@ -411,7 +413,7 @@ class InstructionPlan(Row):
     """One instruction of the schedule; the fields are those of ``autopar.schedule.Instruction``.
 
     ``of`` is the operator of a run, the collective of a start or wait, the reshard's value of a slice, the gradient of an add; it runs in
-    the microbatches from ``microbatch`` on. ``over`` names the value whose memory a run's result takes, or which a start reduces in place.
+    the microbatches from ``microbatch`` on; where that is -1, once, before the first. ``over`` names the value whose memory a run's result takes, or which a start reduces in place.
     ``late`` is true of a wait that operators pass by: it is left until the loss is read. ``launches`` counts what the host issues for it.
     ``reads_back``: the host reads values of the run, so it waits for the device before it issues it.
     """
@@ -420,7 +422,7 @@ class InstructionPlan(Row):
     kind: InstructionKind
     phase: PhaseName
     stage: Count = 0
-    microbatch: Count = 0
+    microbatch: Annotated[int, Field(ge=-1)] = 0
     stream: str = ""
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from autopar.cost_models import Machine
 from autopar.graph import Graph, Phase
@@ -13,16 +14,27 @@ from autopar.search.baselines.checkpointing import recompute
 from autopar.sharding import ShardingSpec, Strategy, splits
 
 
-def random_assignment(graph: Graph, where: Machine, seed: int, again: float = 0.0) -> Assignment:
+def random_assignment(graph: Graph, where: Machine, seed: int, again: float = 0.0, once: float = 0.0) -> Assignment:
     """Strategies, inputs and output specs drawn at random; a layout wherever a reader needs another spec.
 
     A value without a way to the needed spec (replicated to partial) makes the reader choose again. Of the operators that may run twice
-    a share of ``again``, drawn too, does.
+    a share of ``again``, drawn too, does. Of the layouts of forward that are made of parameters, buffers and constants, a share of ``once``
+    is made once a step.
     """
-    found = _random_assignment(graph, where, seed)
+    found = made_once(graph, _random_assignment(graph, where, seed), seed, once)
     chance = random.Random(seed)
     names = [op.name for op in graph.ops if op.phase == "forward" and not why_once(op) and chance.random() < again]
     return recompute(graph, found, names, where) if names else found
+
+
+def made_once(graph: Graph, given: Assignment, seed: int, share: float) -> Assignment:
+    """The assignment with a share of the layouts of stored tensors made once a step."""
+    chance, stored, layouts = random.Random(seed), {item.tensor for item in graph.inputs if item.kind not in ("input", "tangent")}, []
+    for layout in given.layouts:
+        once = layout.source in stored and layout.phase == "forward" and chance.random() < share
+        stored.update([layout.value] if once else ())
+        layouts.append(replace(layout, once=once))
+    return replace(given, layouts=tuple(layouts))
 
 
 def _splits(shape: tuple[int, ...], sizes: tuple[int, ...]) -> list[ShardingSpec]:

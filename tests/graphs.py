@@ -131,9 +131,12 @@ def two_layer_plan(mesh: str = "dp=2,tp=2", cost_model: str = "communication") -
     return record(found, target="two_layers", memory_limit=10**9)
 
 
-def random_schedule(graph: Graph, where: Machine, seed: int, limits: Limits | None = None, again: float = 0.0) -> Schedule:
-    """The schedule of strategies, specs and layouts drawn at random, and of operators that run again, a share of ``again``."""
-    return make_schedule(graph, random_assignment(graph, where, seed, again), where, limits)
+def random_schedule(
+    graph: Graph, where: Machine, seed: int, limits: Limits | None = None, again: float = 0.0, once: float = 0.0
+) -> Schedule:  # fmt: skip
+    """The schedule of strategies, specs and layouts drawn at random, and of operators that run again, a share of ``again``, and of layouts
+    that are made once a step, a share of ``once``."""
+    return make_schedule(graph, random_assignment(graph, where, seed, again, once), where, limits)
 
 
 def plan_of(schedule: Schedule, optimizer: str = "adamw") -> Plan:

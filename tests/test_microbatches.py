@@ -70,8 +70,9 @@ def example(name: str, count: int) -> tuple[Case, Capture, Trial]:
 def test_random_plans_make_the_step_of_one_device(name: str, count: int, mesh: str, limits: Limits | None) -> None:
     case, captured, single = example(name, count)
     assert case.graph.accumulation.whole, case.graph.accumulation.reason
-    for seed, again in ((0, 0.0), (1, 0.3)):
-        schedule = random_schedule(case.graph, machine(mesh), seed, limits, again)
+    for seed, again, once in ((0, 0.0, 0.0), (1, 0.3, 0.0), (2, 0.2, 0.7)):
+        schedule = random_schedule(case.graph, machine(mesh), seed, limits, again, once)
+        assert not once or mesh == "1" or schedule.kept_values
         plan = plan_of(schedule)
         assert check(plan) == () and Plan.from_json(plan.to_json()) == plan
         trial = run_simulated(Case(**{**vars(case), "model": copy.deepcopy(case.model)}), schedule, captured.constants)
@@ -79,7 +80,9 @@ def test_random_plans_make_the_step_of_one_device(name: str, count: int, mesh: s
         for gradient, wanted in single.gradients.items():
             assert (trial.gradients[gradient] - wanted).abs().max().item() <= TOLERANCE * max(largest, 1e-3), gradient
         assert trial.losses == pytest.approx(single.losses, rel=1e-9)
-        rows = [planned(row) for number in range(count) for row in plan.collectives if count - row.times <= number]
+        first = {row.of: row.microbatch for row in plan.schedule if row.kind == "start"}
+        rows = [planned(row) for row in plan.collectives if first.get(row.id or "", 0) < 0]
+        rows += [planned(row) for number in range(count) for row in plan.collectives if 0 <= first.get(row.id or "", 0) <= number]
         assert [item.row(schedule.machine.mesh) for item in trial.observed] == rows
         if limits is not None and not limits.ahead_bytes:  # in lockstep nothing is in flight
             assert trial.peak_bytes == pytest.approx(memory(schedule, "adamw").peak, rel=0.05)

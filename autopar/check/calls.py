@@ -24,10 +24,11 @@ def calls(walk: Walk, found: dict[str, Call]) -> Iterator[Difference]:
     moved: dict[tuple[str, int], str] = {}
     inside: dict[str, list[tuple[str, CollectivePlan]]] = {}
     begins = {row.of: row.microbatch for row in walk.plan.schedule if row.kind == "start"}
+    last = walk.plan.microbatches - 1
     in_place = {row.of for row in walk.plan.schedule if row.kind == "start" and row.over is not None}
     for index, row in enumerate(walk.plan.collectives):
         where = f"collectives[{index}]"
-        yield from count(f"{where}.times", row.times, walk.plan.microbatches - begins.get(row.id or "", 0))
+        yield from count(f"{where}.times", row.times, 1 + last - (last if begins.get(row.id or "", 0) < 0 else begins.get(row.id or "", 0)))
         if row.id is None:
             inside.setdefault(row.before or "", []).append((where, row))
             continue

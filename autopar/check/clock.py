@@ -73,13 +73,15 @@ def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = 
 def step(
     rows: Sequence[InstructionPlan], microbatches: int, slowdown: float, overlaps: bool = True, issue: float = 0.0
 ) -> float:  # fmt: skip
-    """Seconds of all microbatches, one after another: each runs the rows that do not wait for a later one."""
+    """Seconds of what runs before all microbatches, and of these, one after another: each runs the rows that do not wait for a later one."""
+    first, rows = [row for row in rows if row.microbatch < 0], [row for row in rows if row.microbatch >= 0]
     spans: dict[int, float] = {}
     for number in range(microbatches):
         running = [row for row in rows if row.microbatch <= number]
         if len(running) not in spans:
             spans[len(running)] = makespan(running, slowdown, overlaps, issue)
-    return math.fsum(spans[sum(row.microbatch <= number for row in rows)] for number in range(microbatches))
+    found = math.fsum(spans[sum(row.microbatch <= number for row in rows)] for number in range(microbatches))
+    return found + makespan(first, slowdown, overlaps, issue)
 
 
 def slowed(begin: float, seconds: float, busy: list[tuple[float, float]], slowdown: float) -> float:

@@ -57,6 +57,7 @@ class Order:
                 yield from self._free(place, row)
         yield from self._phases()
         yield from self._stages()
+        yield from self._before_all()
         yield from self._sums()
         yield from self._in_flight()
         yield from self._late()
@@ -66,9 +67,16 @@ class Order:
 
     @cached_property
     def kept(self) -> set[str]:
-        """What came in or leaves."""
+        """What came in or leaves, and what is made before the first microbatch and read in each."""
         plan = self.walk.plan
-        return {spec.tensor for _, _, spec in plan.entering} | {row.value or row.tensor for _, _, row in plan.leaving}
+        inputs, outputs = {spec.tensor for _, _, spec in plan.entering}, {row.value or row.tensor for _, _, row in plan.leaving}
+        return inputs | outputs | self.common
+
+    @cached_property
+    def common(self) -> set[str]:
+        """What is made before the first microbatch and read in each."""
+        first = {value for row in self.rows if row.microbatch < 0 for value in row.writes}
+        return first & {value for row in self.rows if row.microbatch >= 0 and row.kind != "free" for value in row.reads}
 
     def say(self, place: int, what: str, runs: bool = False) -> Difference:
         """A difference of the instruction at ``place``."""
@@ -209,10 +217,29 @@ class Order:
         for place, row in enumerate(self.rows):
             if row.microbatch >= plan.microbatches:
                 yield self.say(place, f"is of microbatch {row.microbatch}, the plan has {plan.microbatches}")
-            elif row.microbatch not in (0, plan.microbatches - 1):
+            elif row.microbatch not in (-1, 0, plan.microbatches - 1):
                 yield self.say(place, f"first runs in microbatch {row.microbatch}, which is neither the first nor the last")
             if row.stage != stages.get((row.kind, row.of), 0):
                 yield self.say(place, f"is in stage {row.stage}, what it is of in stage {stages.get((row.kind, row.of), 0)}")
+
+    def _before_all(self) -> Iterator[Difference]:
+        """What runs before the first microbatch stands first: reshards that are made once, of what all microbatches have alike."""
+        plan, moved = self.walk.plan, {row.value: row for row in self.walk.plan.reshards}
+        stored = {spec.tensor for kind, _, spec in plan.entering if kind in ("parameter", "buffer", "constant")}
+        once = {value for value, row in moved.items() if row.once and plan.microbatches > 1}
+        begun = sum(row.microbatch < 0 for row in self.rows)
+        for value in sorted(once):
+            if moved[value].phase != "forward" or moved[value].source not in stored | once:
+                yield Difference(f"reshards.{value}", f"is made once, of {moved[value].source}, which is of one microbatch, or in backward")
+        for place, row in enumerate(self.rows):
+            parts = [leg.row.value for leg in self.calls[row.of].legs] if row.kind in ("start", "wait") and row.of in self.calls else [row.of]
+            made_once = row.kind != "free" and row.kind in ("start", "wait", "slice") and once.issuperset(parts)
+            if row.kind == "free":
+                made_once = row.microbatch < 0
+            if (row.microbatch < 0) is not made_once:
+                yield self.say(place, "runs before the first microbatch and is no reshard made once, or is one and runs in microbatches")
+            elif (row.microbatch < 0) is not (place < begun):
+                yield self.say(place, f"runs in microbatch {row.microbatch}; the first {begun} instructions are what runs before all")
 
     def _sums(self) -> Iterator[Difference]:
         """Every gradient is summed before anything of it is done once for all microbatches, and nothing else is done so."""
@@ -233,6 +260,8 @@ class Order:
         final, short = set(self.walk.sums), set(self.walk.sums)
         for place, row in enumerate(self.rows):
             reads = set(row.reads) | (calls.get(row.of, set()) if row.kind == "wait" else set())
+            if row.microbatch < 0:
+                continue
             if row.kind == "run" and row.microbatch:
                 yield self.say(place, f"runs in {plan.microbatches - row.microbatch} of {plan.microbatches} microbatches")
             elif row.microbatch and not reads <= final:

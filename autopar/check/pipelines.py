@@ -65,7 +65,8 @@ def _stage(plan: PipelinePlan, number: int, stage: StagePlan) -> Iterator[Differ
         yield Difference(f"{where}.plan.microbatches", f"{stage.plan.microbatches}, the pipeline has {plan.microbatches}")
     hardware = Hardware.from_dict(stage.plan.hardware, "the plan's hardware")
     issue = hardware.seconds_to_issue(stage.plan.created_by.execution)
-    forward = [row for row in stage.plan.schedule if row.phase == "forward"]
+    begin_rows = [row for row in stage.plan.schedule if row.microbatch < 0]
+    forward = [row for row in stage.plan.schedule if row.phase == "forward" and row.microbatch >= 0]
     backward = [row for row in stage.plan.schedule if row.phase != "forward"]
     begin = len(backward)
     if plan.split:
@@ -81,6 +82,8 @@ def _stage(plan: PipelinePlan, number: int, stage: StagePlan) -> Iterator[Differ
         run = [row for row in rows if row.microbatch <= last]
         right = makespan(run, hardware.overlap_slowdown, hardware.launch_overlaps, issue)
         yield from seconds(f"{where}.{name}", getattr(stage, name) or 0.0, right)
+    ready = makespan(begin_rows, hardware.overlap_slowdown, hardware.launch_overlaps, issue)
+    yield from seconds(f"{where}.begin_seconds", stage.begin_seconds or 0.0, ready)
     once = next((place for place, row in enumerate(backward) if row.microbatch), len(backward))
     stands_last = once < len(backward) and all(row.microbatch for row in backward[once:]) and not plan.split
     sent = stage.last_backward_seconds if stage.last_sent_seconds is None else stage.last_sent_seconds
@@ -169,7 +172,8 @@ def _sources(plan: PipelinePlan, stage: int, kind: str) -> list[int]:
 def _figures(plan: PipelinePlan, lines: list[list[Slot]]) -> Iterator[Difference]:
     """The step, what stages hold in flight, and their memory, from the orders and the stages' seconds."""
     sent: dict[tuple[int, Slot], float] = {}
-    free, at, busy = [0.0] * len(lines), [0] * len(lines), [0.0] * len(lines)
+    free, at = [row.begin_seconds or 0.0 for row in plan.stages], [0] * len(lines)
+    busy = list(free)
     while any(place < len(line) for place, line in zip(at, lines, strict=True)):
         for stage, line in enumerate(lines):
             while at[stage] < len(line) and _is_ready(plan, stage, line[at[stage]], set(sent)):

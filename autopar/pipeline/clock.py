@@ -1,6 +1,6 @@
 """How long a pipeline's step takes, and what its ranks hold: each action as long as its part of the stage's schedule.
 
-A stage runs one action at a time. What crosses arrives ``transfer`` seconds after the sending action is over. The last microbatch's last
+A stage runs one action at a time, from the end of what it does once before the first on. What crosses arrives ``transfer`` seconds after the sending action is over. The last microbatch's last
 part ends with what a step does once: gradients are reduced then, behind what is sent where the list has it so (``schedule.splitting``). The
 optimizer's step follows it in each stage.
 """
@@ -16,6 +16,7 @@ from autopar.pipeline.timetable import Action, Part, stages_split
 from autopar.pipeline_plan import PipelinePlan
 from autopar.schedule import Instruction, Schedule, memory, simulate
 from autopar.schedule.simulation import makespan
+from autopar.schedule.instructions import BEFORE_ALL
 from autopar.schedule.splitting import find_once_part, find_weight_part
 from autopar.schedule.storages import entering, storage_bytes
 
@@ -33,6 +34,7 @@ class StageCosts:
         last_sent: seconds until the last microbatch's backward has made what it sends.
         weights, last_weights: seconds of gradients of weights, where they are a part of their own; backward is then without them.
         held_for_weights: bytes that a microbatch holds between backward and that part.
+        begin: seconds of what runs once, before the first microbatch.
     """
 
     forward: float
@@ -45,6 +47,7 @@ class StageCosts:
     weights: float = 0.0
     last_weights: float = 0.0
     held_for_weights: int = 0
+    begin: float = 0.0
 
     def seconds(self, part: Part, *, last: bool) -> float:
         """Of a part of a microbatch, the ``last`` one or not."""
@@ -84,13 +87,13 @@ def measure_stage(schedule: Schedule, optimizer: str, *, split: bool = False) ->
     second = find_weight_part(schedule) if split else len(items)
     last = schedule.graph.microbatches - 1
     spans = [items[:first], items[first:second], items[second:]]
-    forward, backward, weights = (_seconds(schedule, span, 0) for span in spans)
+    begin, forward, backward, weights = (_seconds(schedule, span, at) for at, span in zip((BEFORE_ALL, 0, 0, 0), (items, *spans), strict=True))
     _, last_backward, last_weights = (_seconds(schedule, span, last) for span in spans)
     last_sent = backward if find_once_part(schedule) < len(items) else last_backward
     return StageCosts(
         forward, backward, last_backward, schedule.optimizer_seconds(optimizer), held_between(schedule, first, ("input",)),
         memory(schedule, optimizer).peak, last_sent, weights, last_weights,
-        held_between(schedule, second, ("input", "tangent")) if split else 0,
+        held_between(schedule, second, ("input", "tangent")) if split else 0, begin,
     )  # fmt: skip
 
 
@@ -102,15 +105,16 @@ def recorded_costs(plan: PipelinePlan) -> list[StageCosts]:
             row.plan.predicted.peak_memory_bytes_per_rank,
             row.last_backward_seconds if row.last_sent_seconds is None else row.last_sent_seconds,
             row.weights_seconds or 0.0, row.last_weights_seconds or 0.0, row.held_for_weights_bytes_per_rank or 0,
+            row.begin_seconds or 0.0,
         )
         for row in plan.stages
     ]  # fmt: skip
 
 
 def _seconds(schedule: Schedule, items: Sequence[Instruction], microbatch: int) -> float:
-    """Seconds of a part of a microbatch, as if nothing ran beside it."""
+    """Seconds of a part of a microbatch, or of what runs before all, as if nothing ran beside it."""
     hardware = schedule.machine.hardware
-    run = [item for item in items if item.microbatch <= microbatch]
+    run = [item for item in items if item.microbatch <= microbatch and (item.microbatch == BEFORE_ALL) is (microbatch == BEFORE_ALL)]
     return makespan(simulate(run, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps, issue=schedule.machine.issue_seconds))
 
 
@@ -123,7 +127,7 @@ def held_between(schedule: Schedule, place: int, kinds: Collection[str]) -> int:
     root, items = schedule.storage, schedule.instructions
     received = {item.tensor for item in schedule.graph.inputs if item.is_received}
     arrived = {item.tensor for item in schedule.graph.inputs if item.is_received and item.kind in kinds}
-    came = entering(schedule).keys() - received
+    came = (entering(schedule).keys() | {root[value] for value in schedule.kept_values}) - received
     made = {root[value] for value in arrived} | {root[value] for item in items[:place] for value in item.writes}
     wanted = {root[value] for item in items[place:] if item.kind != "free" for value in item.reads}
     return sum(storage_bytes(schedule, base) for base in (made & wanted) - came)
@@ -151,7 +155,7 @@ class PipelineTimes:
 def time_pipeline(stages: Stages, costs: Sequence[StageCosts], order: Sequence[Action], transfer: float) -> PipelineTimes:
     """The step that a total order of actions makes."""
     count, last, split = len(costs), max(action.microbatch for action in order), stages_split(order)
-    free, busy, begins = [0.0] * count, [0.0] * count, list[float]()
+    free, busy, begins = [cost.begin for cost in costs], [cost.begin for cost in costs], list[float]()
     sent: dict[tuple[int, str, int], float] = {}
     for action in order:
         stage, part, number = action

@@ -53,6 +53,7 @@ def record_pipeline(
                 peak_memory_bytes_per_rank=found.peaks[number],
                 in_flight=found.times.in_flight[number],
                 last_sent_seconds=cost.last_sent if cost.last_sent < cost.last_backward else None,
+                begin_seconds=cost.begin or None,
                 weights_seconds=cost.weights if found.split else None,
                 last_weights_seconds=cost.last_weights if found.split else None,
                 held_for_weights_bytes_per_rank=cost.held_for_weights if found.split else None,

@@ -217,9 +217,11 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
 
 def _layouts(plan: Plan) -> dict[str, Layout]:
     return {
-        row.value: Layout(row.value, row.tensor, row.source, ShardingSpec.parse(row.to_spec), row.phase, row.before, bool(row.on_host))
+        row.value: Layout(
+            row.value, row.tensor, row.source, ShardingSpec.parse(row.to_spec), row.phase, row.before, bool(row.on_host), bool(row.once)
+        )
         for row in plan.reshards
-    }
+    }  # fmt: skip
 
 
 Offered = dict[Any, dict[Any, Strategy]]

@@ -282,6 +282,7 @@ def _reshards(schedule: Schedule) -> Iterator[ReshardPlan]:
             phase=layout.phase,
             before=layout.before,
             on_host=layout.on_host or None,
+            once=layout.once or None,
         )
 
 

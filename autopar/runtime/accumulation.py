@@ -44,6 +44,7 @@ def run_step(
     step = MicrobatchedStep(executable, at, observed, draw=draw, trains=trains)
     for number in range(executable.schedule.graph.microbatches):
         ranks = enter(number)
+        step.begin(ranks)
         step.forward(number, ranks)
         if step.trains:
             step.backward(number, ranks)
@@ -74,6 +75,8 @@ class MicrobatchedStep:
         self.gradients = dict.fromkeys(value for output, value in schedule.outputs if output.kind == "gradient")
         self.totals: list[Values] = [Values() for _ in at]
         self.sums: list[Values] | None = None
+        self.common: list[Values] | None = None
+        """What is made before the first microbatch and read in all."""
 
     def forward(self, number: int, ranks: Sequence[Values]) -> None:
         """Runs forward of a microbatch on what each hosted rank holds of it, and adds its outputs up."""
@@ -83,6 +86,16 @@ class MicrobatchedStep:
         if self.made.microbatches > 1:
             found = [{name: held[name].clone() for name in self.leaving} for held in ranks]
             self.totals = [_added(self.weights.of[number], *pair) for pair in zip(self.totals, found, strict=True)]
+
+    def begin(self, ranks: Sequence[Values]) -> None:
+        """Adds what all microbatches read to the values of one, before its forward; for the first it is made."""
+        names = self.executable.schedule.kept_values
+        if self.common is None:
+            self.executable.begin(ranks, self.observed)
+            self.common = [{name: held[name] for name in names} for held in ranks]
+        else:
+            for held, common in zip(ranks, self.common, strict=True):
+                held.update(common)
 
     def backward(self, number: int, ranks: Sequence[Values], send: Callable[[], None] | None = None) -> None:
         """Runs backward of a microbatch on what forward left, and keeps the sums of gradients for the next one.

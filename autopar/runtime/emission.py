@@ -1,4 +1,5 @@
-"""The rank's schedule as graphs: the same instructions traced once into two ``torch.fx.GraphModule``s, forward and backward.
+"""The rank's schedule as graphs: the same instructions traced once into two ``torch.fx.GraphModule``s, forward and backward. What runs
+before the first of several microbatches is a third.
 
 Collectives are functional collectives in the graph and the dialect's operators are taken apart into torch's own, so that
 ``torch.compile(fullgraph=True)`` works on it and fuses what lies between collectives. Dropout and what draws
@@ -25,6 +26,9 @@ from autopar.runtime.operators import find_function
 from autopar.schedule import Schedule
 from autopar.torch_compat import fake_mode, is_operator, trace_operators
 
+STORED = ("parameter", "buffer", "constant")
+"""The kinds of graph inputs that all microbatches have alike."""
+
 
 @dataclass(frozen=True)
 class Graphs:
@@ -33,11 +37,14 @@ class Graphs:
     Args:
         schedule: the schedule.
         kept: the values that go from forward to backward.
-        forward_graph: the graph inputs' local parts, in order and without tangents -> the values that leave in forward, then ``kept``.
+        forward_graph: the graph inputs' local parts, in order and without tangents, then the schedule's ``kept_values`` -> the values that
+            leave in forward, then ``kept``.
         backward_graph: ``kept``, then tangents, then sums over microbatches -> the gradients; None in inference.
         collectives: those of each, as they were traced.
         run_forward, run_backward: what is called: the graphs, or what ``torch.compile`` made of them.
         repeated_graph, run_repeated, repeated_collectives: of backward of microbatches before the last, which gives the sums.
+        first_graph, run_first, first_collectives: of what runs before the first microbatch: the parameters, buffers and constants -> the
+            ``kept_values``.
     """
 
     schedule: Schedule
@@ -50,16 +57,30 @@ class Graphs:
     repeated_graph: torch.fx.GraphModule | None = None
     run_repeated: Callable[..., Any] | None = field(default=None, repr=False)
     repeated_collectives: tuple[Observed, ...] = ()
+    first_graph: torch.fx.GraphModule | None = None
+    run_first: Callable[..., Any] | None = field(default=None, repr=False)
+    first_collectives: tuple[Observed, ...] = ()
 
     @cached_property
     def entering(self) -> tuple[str, ...]:
-        """Graph inputs but tangents."""
-        return tuple(item.tensor for item in self.schedule.graph.inputs if item.kind != "tangent")
+        """What forward takes: graph inputs but tangents, and what is made before the first microbatch."""
+        return (*(item.tensor for item in self.schedule.graph.inputs if item.kind != "tangent"), *self.schedule.kept_values)
 
     @property
     def weighted(self) -> bool:
         """Whether backward takes the loss's gradient, last."""
         return _weighted(self.schedule)
+
+    def begin(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
+        """As ``Executable.begin``."""
+        if self.run_first is None:
+            return
+        (values,) = ranks
+        with torch.no_grad():
+            found = self.run_first(*(values[item.tensor] for item in self.schedule.graph.inputs if item.kind in STORED))
+        values.update(zip(self.schedule.kept_values, found, strict=True))
+        if observed is not None:
+            observed += self.first_collectives
 
     def forward(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
         """As ``Executable.forward``."""
@@ -91,9 +112,9 @@ class Graphs:
     def compiled(self, **options: Any) -> Graphs:
         """The same, run by ``torch.compile(fullgraph=True)``, which takes ``options``."""
         forward = torch.compile(self.forward_graph, fullgraph=True, **options)
-        others = (self.backward_graph, self.repeated_graph)
-        backward, repeated = (None if graph is None else torch.compile(graph, fullgraph=True, **options) for graph in others)
-        return replace(self, run_forward=forward, run_backward=backward, run_repeated=repeated)
+        others = (self.backward_graph, self.repeated_graph, self.first_graph)
+        backward, repeated, first = (None if graph is None else torch.compile(graph, fullgraph=True, **options) for graph in others)
+        return replace(self, run_forward=forward, run_backward=backward, run_repeated=repeated, run_first=first)
 
 
 def leaving(schedule: Schedule) -> tuple[str, ...]:
@@ -113,11 +134,17 @@ def emit(executable: Executable, device: torch.device) -> Graphs:
     bodies = {getattr(torch.ops.autopar, name).default: body for name, body in BODIES.items() if f"autopar.{name}.default" not in whole}
     entering = [item.tensor for item in schedule.graph.inputs if item.kind != "tangent"]
     tangents = [item.tensor for item in schedule.graph.of_kind("tangent")]
-    seen: tuple[list[Observed], list[Observed], list[Observed]] = ([], [], [])
+    stored = [item.tensor for item in schedule.graph.inputs if item.kind in STORED]
+    seen: tuple[list[Observed], ...] = ([], [], [], [])
     weighted = _weighted(schedule)
 
+    def begin(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        values: Values = dict(zip(stored, tensors, strict=True))
+        executable.begin([values], seen[3])
+        return [values[name] for name in schedule.kept_values]
+
     def forward(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        values: Values = dict(zip(entering, tensors, strict=True))
+        values: Values = dict(zip((*entering, *schedule.kept_values), tensors, strict=True))
         executable.forward([values], seen[0])
         return [values[name] for name in (*leaving(schedule), *executable.kept)]
 
@@ -134,7 +161,11 @@ def emit(executable: Executable, device: torch.device) -> Graphs:
         return [values[name] for name in schedule.sums]
 
     with mode:
-        first = trace_operators(forward, _stand_ins(schedule, rank, entering, device), bodies)
+        given = _stand_ins(schedule, rank, entering, device)
+        zeroth = trace_operators(begin, _stand_ins(schedule, rank, stored, device), bodies) if schedule.kept_values else None
+        if zeroth is not None:
+            given += [_like(node.meta["val"]) for node in zeroth.graph.output_node().args[0]]
+        first = trace_operators(forward, given, bodies)
         second = third = None
         if schedule.graph.mode == "train":
             # What forward keeps lies in memory as it left it, and views of it are traced for just that.
@@ -144,8 +175,11 @@ def emit(executable: Executable, device: torch.device) -> Graphs:
             second = trace_operators(backward, given, bodies)
             third = trace_operators(repeated, given, bodies) if schedule.sums else None
     observed = tuple(seen[0]), tuple(seen[1])
-    runs = [None if graph is None else issue(graph) for graph in (second, third)]
-    return Graphs(schedule, executable.kept, first, second, observed, issue(first), runs[0], third, runs[1], tuple(seen[2]))
+    runs = [None if graph is None else issue(graph) for graph in (second, third, zeroth)]
+    return Graphs(
+        schedule, executable.kept, first, second, observed, issue(first), runs[0], third, runs[1], tuple(seen[2]),
+        zeroth, runs[2], tuple(seen[3]),
+    )  # fmt: skip
 
 
 def _kept_whole(schedule: Schedule, device: torch.device) -> Set[str]:

@@ -39,7 +39,7 @@ from autopar.runtime.ranges import call_of, layer_of
 from autopar.runtime.whole_operands import mark_whole
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.collectives import Part
-from autopar.schedule.instructions import Operation
+from autopar.schedule.instructions import BEFORE_ALL, Operation
 from autopar.schedule.splitting import find_once_part, find_weight_part
 from autopar.torch_compat import shares_memory
 
@@ -70,6 +70,7 @@ class Executable:
 
     Args:
         forward_segment, backward_segment: its instructions.
+        first_segment: what runs before the first microbatch, once; None where nothing does.
         repeated_segment: those of backward of microbatches before the last.
         late: of forward, what only the loss asks for.
         input_segment: where backward runs in two parts, the first, equal in all microbatches (see ``schedule.splitting``); the two others
@@ -85,6 +86,7 @@ class Executable:
     late: Late = Late()
     input_segment: Segment | None = None
     once_segment: Segment | None = None
+    first_segment: Segment | None = None
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
@@ -107,6 +109,11 @@ class Executable:
         needed = {value for item in schedule.instructions[begin:] if item.kind != "free" for value in item.reads}
         needed.update(value for output, value in schedule.outputs if output.kind == "gradient")
         return tuple(sorted(needed & made))
+
+    def begin(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
+        """Adds what all microbatches read, and no single one makes, to the values of each rank."""
+        if self.first_segment is not None:
+            _run(self.first_segment, ranks, {}, observed)
 
     def forward(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
         """Runs the forward instructions; ``ranks`` hold the inputs before, what is still needed after.
@@ -221,6 +228,7 @@ def bind(
     tail = Tail() if backend.traced else loss_tail(schedule)
     places = range(len(schedule.instructions))
     half = [item.half for item in schedule.instructions]
+    first = [index for index in places if schedule.instructions[index].microbatch == BEFORE_ALL]
     punctual = [index for index in places if index not in tail.places]
     freed = {name for item in schedule.instructions if item.kind == "free" and item.half == "forward" for name in item.reads}
     early = [index for index in punctual if half[index] == "backward" and index < find_weight_part(schedule)] if split else []
@@ -229,13 +237,14 @@ def bind(
     once = [index for index in rest if index >= find_once_part(schedule)] if any(output.is_sent for output, _ in schedule.outputs) else []
 
     binding = _Binding(schedule, backend, device, dropout, in_place, tail)
-    forward = binding.segment("forward", [index for index in punctual if half[index] == "forward"])
+    before = binding.segment("first", first) if first else None
+    forward = binding.segment("forward", [index for index in punctual if half[index] == "forward" and index >= len(first)])
     late = Late(binding.segment("late", tail.places), tail.values, tail.values & freed) if tail.places else Late()
     inputs = binding.segment("inputs", early) if split else None
     backward = binding.segment("backward", rest)
     again = binding.segment("repeated", repeated if schedule.graph.microbatches > 1 else [])
     ending = binding.segment("once", once) if once else None
-    return Executable(schedule, backend, forward, backward, again, late, inputs, ending)
+    return Executable(schedule, backend, forward, backward, again, late, inputs, ending, before)
 
 
 class _Binding:

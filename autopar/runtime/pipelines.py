@@ -72,6 +72,8 @@ class StageRun:
     def run(self, part: Part, microbatch: int) -> None:
         """Receives, computes and sends."""
         ranks = self.enter(microbatch) if part == "forward" else self.in_flight.pop(microbatch)
+        if part == "forward":
+            self.step.begin(ranks)
         for boundary in self.stages.received(self.stage, part):
             for held, received in zip(ranks, self.mail.receive(boundary, microbatch), strict=True):
                 held[boundary.tensor] = received

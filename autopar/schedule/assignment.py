@@ -41,6 +41,8 @@ class Layout:
         before: the operator that reads it first (a second run by its own name), or ``output:N``. The schedule corrects it where
             another reader comes first.
         on_host: it lies in the memory of the rank's host, and layouts of the same spec alone are made from it: copies back.
+        once: where a step has several microbatches, it is made before the first, and kept until the last has ended. It is of forward,
+            and made of a parameter, buffer or constant, or of another layout made once.
     """
 
     value: str
@@ -50,6 +52,7 @@ class Layout:
     phase: Moment
     before: str
     on_host: bool = False
+    once: bool = False
 
     @property
     def half(self) -> Phase:

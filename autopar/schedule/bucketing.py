@@ -92,7 +92,9 @@ def _rebuilt(schedule: Schedule, joined: Mapping[int, list[Instruction]]) -> Sch
         parts = tuple(part for item in group for part in calls.pop(item.of).parts)
         call = Collective(f"{parts[0].target}+{len(parts) - 1}", parts)
         calls[call.id] = call
-        pair = start_and_wait(call, taken_by(call, schedule.machine), number)
+        start, wait = start_and_wait(call, taken_by(call, schedule.machine), number)
+        begin = group[0].microbatch
+        pair = start._replace(microbatch=begin), wait._replace(microbatch=begin)
         made.update((item.id, pair) for item in group)
     soft = list({pair[0].id: pair for pair in (made.get(item.id) or _pair(item, waits) for item in schedule.once(moving))}.values())
     return replace(schedule, instructions=as_late_as_possible(schedule.segments, schedule.once(anchors), soft), collectives=calls)

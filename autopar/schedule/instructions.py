@@ -29,6 +29,8 @@ from autopar.schedule.collectives import Part
 from autopar.schedule.settings import ASIDE_BYTES, BUCKET_BYTES, PREFETCH_BYTES
 from autopar.sharding import ShardingSpec, Strategy
 
+BEFORE_ALL = -1
+"""The ``microbatch`` of an instruction that runs once a step, before the first microbatch."""
 Kind = Literal["run", "start", "wait", "slice", "add", "free"]
 KINDS: tuple[Kind, ...] = ("run", "start", "wait", "slice", "add", "free")
 
@@ -40,7 +42,7 @@ class Segment(NamedTuple):
     """A stage's forward or backward of one microbatch: the key by which instructions are grouped. Recomputation belongs to backward.
 
     Args:
-        microbatch: the first whose work it is; a list without pipelining stands for all of them.
+        microbatch: the first whose work it is, or ``BEFORE_ALL``; a list without pipelining stands for all of them.
     """
 
     stage: int
@@ -49,8 +51,11 @@ class Segment(NamedTuple):
 
     def among(self, items: Iterable[Instruction]) -> list[Instruction]:
         """The instructions that belong to it."""
-        stage, forward = self.stage, self.phase == FORWARD
-        return [item for item in items if (item.phase == FORWARD) is forward and item.stage == stage]
+        stage, forward, before = self.stage, self.phase == FORWARD, self.microbatch == BEFORE_ALL
+        return [
+            item for item in items
+            if (item.phase == FORWARD) is forward and item.stage == stage and (item.microbatch == BEFORE_ALL) is before
+        ]  # fmt: skip
 
 
 class Instruction(NamedTuple):
@@ -70,7 +75,7 @@ class Instruction(NamedTuple):
             a ``slice``, the gradient of an ``add``.
         over: of a run, the value whose memory its result takes; of a ``start``, the one that is reduced in place; None where there is none.
         stage: of a pipeline; one so far.
-        microbatch: the first in which it runs; it does in all after it.
+        microbatch: the first in which it runs; it does in all after it. ``BEFORE_ALL``: it runs once, before the first.
         launches: kernels and calls that the host issues for it; None where the host has no price.
         reads_back: of a run, True where the host reads values of it: it waits for the device before it issues the run.
         late: of a wait, True where operators do not wait: its values are for the loss alone, and are waited for when that is read.
@@ -100,7 +105,7 @@ class Instruction(NamedTuple):
     @property
     def segment(self) -> Segment:
         """The segment that it belongs to."""
-        return Segment(self.stage, self.half)
+        return Segment(self.stage, self.half, min(self.microbatch, 0))
 
     @property
     def streams(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from autopar.cost_models.collectives import CALLS, FROM_HOST
 from autopar.errors import ScheduleError
 from autopar.rules import stores, why_once
 from autopar.schedule.assignment import AGAIN, FORWARD, PHASES
-from autopar.schedule.instructions import Instruction
+from autopar.schedule.instructions import BEFORE_ALL, Instruction
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.storages import may_take, needed
 from autopar.schedule.windows import windows
@@ -148,7 +148,10 @@ def _microbatches(schedule: Schedule) -> Violations:
     """Only instructions of the last microbatch read sums, or results made of sums. Gradients leave as sums."""
     last, summed = schedule.graph.microbatches - 1, set(schedule.sums)
     made, short = set[str](), set(schedule.sums)
+    yield from _before_all(schedule)
     for item in schedule.instructions:
+        if item.microbatch == BEFORE_ALL:
+            continue
         if item.kind == "add" and (len(item.reads) != 1 or len(item.writes) != 1 or not last):
             yield item.id, "adds to a sum, which is one value read and one written, where a step has several microbatches"
         if item.kind == "add":
@@ -172,6 +175,25 @@ def _microbatches(schedule: Schedule) -> Violations:
     for output, value in schedule.outputs if last and summed else ():  # before ``accumulate`` there are no sums
         if output.kind == "gradient" and value not in made | summed:
             yield final, f"is the last, and the gradient {output.name} ({value}) is that of one microbatch"
+
+
+def _before_all(schedule: Schedule) -> Violations:
+    """What runs before the first microbatch stands first, reads what all microbatches have alike, and keeps what they read of it."""
+    graph, begun = schedule.graph, False
+    there = {item.tensor for item in graph.inputs if item.kind in ("parameter", "buffer", "constant")}
+    for item in schedule.instructions:
+        if item.kind == "free" and not set(schedule.kept_values).isdisjoint(item.reads):
+            yield item.id, "frees what is kept until the last microbatch has ended"
+        if item.microbatch != BEFORE_ALL:
+            begun = True
+            continue
+        if begun or graph.microbatches == 1:
+            yield item.id, "runs before the first microbatch and stands behind what runs in each, or there are no others"
+        if item.kind not in ("start", "wait", "slice", "free") or item.half != FORWARD:
+            yield item.id, f"is a {item.kind} of {item.half} before the first microbatch, where only forward's reshards are"
+        if not set(item.reads) <= there:
+            yield item.id, "runs before the first microbatch and reads what a microbatch brings"
+        there.update(item.writes)
 
 
 def _phases_in_order(schedule: Schedule) -> Violations:

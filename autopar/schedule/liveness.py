@@ -105,14 +105,14 @@ def host_peak(schedule: Schedule) -> int:
 
 
 def between(schedule: Schedule, optimizer: str) -> int:
-    """Bytes of a rank behind the first segment: what rests, the inputs, and results that later segments or the caller read.
+    """Bytes of a rank behind forward, or inference: what rests, the inputs, and results that backward or the caller read.
 
     No order holds less at the peak, so the list of ``ordered`` tells it before any pass.
     """
     root = schedule.storage
-    first = schedule.segments[0] if schedule.segments else None
-    made = {value for item in schedule.instructions if item.segment == first for value in item.writes}
-    wanted = {value for item in schedule.instructions if item.segment != first for value in item.reads}
+    first = schedule.instructions[0].half if schedule.instructions else None
+    made = {value for item in schedule.instructions if item.half == first for value in item.writes}
+    wanted = {value for item in schedule.instructions if item.half != first for value in item.reads}
     wanted.update(value for _, value in schedule.outputs)
     came = entering(schedule)
     kept = {root[value] for value in made & wanted} - came.keys()

@@ -106,7 +106,7 @@ def _times(schedule: Schedule) -> dict[str, tuple[float, float]]:
     made, found = dict[str, float](), dict[str, tuple[float, float]]()
     slots = iter(simulated(schedule))
     now = 0.0
-    for item in schedule.instructions:
+    for item in schedule.rounds[-1][1]:
         if item.kind not in ("free", "slice"):
             slot = next(slots)
             now = slot.begin

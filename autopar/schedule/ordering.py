@@ -1,7 +1,8 @@
 """order: an assignment -> instructions in a legal order, without overlap.
 
 Operators run as captured, forward before backward. A second run stands just before its first reader in backward. A reshard's steps stand
-just before the first operator that reads it; those of outputs just after the output is made. Every collective is waited for at once. An
+just before the first operator that reads it; those of outputs just after the output is made; those that are made once a step before
+everything. Every collective is waited for at once. An
 all-reduce is made in place where its source has no other reader.
 """
 
@@ -22,7 +23,7 @@ from autopar.rules import IN_ORDER, MemoryOrder, find_fusable_additions, is_alia
 from autopar.schedule.assignment import AGAIN, FORWARD, OUTPUT, PHASES, Assignment, Layout, Moment
 from autopar.schedule.collectives import Collective, Part
 from autopar.schedule.deferred_loss import deferred_values
-from autopar.schedule.instructions import COMPUTE, Cut, Instruction, Kind, Limits, Operation, Value
+from autopar.schedule.instructions import BEFORE_ALL, COMPUTE, Cut, Instruction, Kind, Limits, Operation, Value
 from autopar.schedule.memory_orders import MemoryOrders
 from autopar.schedule.schedule import Schedule
 from autopar.sharding import ShardingSpec, Strategy
@@ -127,6 +128,7 @@ class _Writer:
         self.made_again = {tensor + AGAIN: graph.op[name] for name in self.assignment.again for tensor in graph.op[name].outputs}
         for item in graph.inputs:
             self._value(item.tensor, item.tensor, self.assignment.inputs[item.tensor])
+        self._make_once()
         leaving: dict[str, list[str]] = {}
         for index, output in enumerate(graph.outputs):
             producer = graph.producer.get(output.tensor)
@@ -148,6 +150,13 @@ class _Writer:
             graph, self.machine, tuple(sorted(self.instructions, key=lambda item: PHASES.index(item.half))), self.operations,
             self.collectives, self.cuts, self.values, self.layouts, outputs, limits,
         )  # fmt: skip
+
+    def _make_once(self) -> None:
+        """The reshards that are made once a step, where it has several microbatches."""
+        if self.graph.microbatches > 1:
+            for layout in [layout for layout in self.assignment.layouts if layout.once]:
+                self._make(layout.value, layout.before)
+            self.instructions = [item._replace(microbatch=BEFORE_ALL) for item in self.instructions]
 
     def _make_before(self, readers: Iterable[str]) -> None:
         """The reshards that were said to be made here."""
@@ -216,7 +225,7 @@ class _Writer:
             self._run_again((layout.source,))
         del self.waiting[value]
         phase: Moment = "recompute" if layout.half != FORWARD and reader.endswith(AGAIN) else layout.half
-        layout = self.layouts[value] = Layout(value, layout.tensor, layout.source, layout.spec, phase, reader, layout.on_host)
+        layout = self.layouts[value] = Layout(value, layout.tensor, layout.source, layout.spec, phase, reader, layout.on_host, layout.once)
         spec, order = self.values[layout.source].spec, self.values[layout.source].order
         assert spec is not None
         tensor, from_host = self.graph.tensors[layout.tensor], self.values[layout.source].host_bytes > 0

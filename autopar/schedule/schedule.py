@@ -14,7 +14,7 @@ from autopar.graph import Graph, GraphOutput
 from autopar.rules import is_alias
 from autopar.schedule.assignment import Layout
 from autopar.schedule.collectives import Collective
-from autopar.schedule.instructions import Cut, Instruction, Limits, Operation, Segment, Value
+from autopar.schedule.instructions import BEFORE_ALL, Cut, Instruction, Limits, Operation, Segment, Value
 from autopar.schedule.text import format_instructions
 from autopar.sharding import ShardingSpec
 
@@ -95,7 +95,8 @@ class Schedule:
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """The segments of the list, in order."""
-        return tuple(Segment(stage, phase) for stage, phase in dict.fromkeys((item.stage, item.half) for item in self.instructions))
+        found = dict.fromkeys((item.stage, item.half, item.microbatch == BEFORE_ALL) for item in self.instructions)
+        return tuple(Segment(stage, phase, BEFORE_ALL if before else 0) for stage, phase, before in found)
 
     @cached_property
     def sums(self) -> tuple[str, ...]:
@@ -104,17 +105,23 @@ class Schedule:
 
     @cached_property
     def rounds(self) -> tuple[tuple[int, tuple[Instruction, ...]], ...]:
-        """Counts of microbatches that run the same instructions, with these, in order."""
-        last = self.graph.microbatches - 1
-        begins = sorted({0, *(item.microbatch for item in self.instructions)}) + [last + 1]
-        return tuple(
-            (after - first, tuple(item for item in self.instructions if item.microbatch <= first))
-            for first, after in pairwise(begins)
-        )  # fmt: skip
+        """Counts of microbatches that run the same instructions, with these, in order; first what runs before all of them, once."""
+        before = tuple(item for item in self.instructions if item.microbatch == BEFORE_ALL)
+        items = self.instructions[len(before) :]
+        begins = sorted({0, *(item.microbatch for item in items)}) + [self.graph.microbatches]
+        found = ((after - first, tuple(item for item in items if item.microbatch <= first)) for first, after in pairwise(begins))
+        return (*([(1, before)] if before else []), *found)
 
     def times(self, item: Instruction) -> int:
         """How often an instruction runs in a step."""
-        return self.graph.microbatches - item.microbatch
+        return 1 if item.microbatch == BEFORE_ALL else self.graph.microbatches - item.microbatch
+
+    @cached_property
+    def kept_values(self) -> tuple[str, ...]:
+        """The values that are made before the first microbatch and read in microbatches: there until the last has ended."""
+        made = {value for item in self.instructions if item.microbatch == BEFORE_ALL for value in item.writes}
+        read = {value for item in self.instructions if item.microbatch != BEFORE_ALL and item.kind != "free" for value in item.reads}
+        return tuple(sorted(made & read)) if made else ()
 
     @cached_property
     def calls(self) -> tuple[Collective, ...]:

@@ -10,11 +10,11 @@ from autopar.sharding import ShardingSpec
 
 
 def share(assignment: Assignment) -> Assignment:
-    """The assignment with one layout for each (source, spec, phase), on the device or on the host. Readers of the others read the first.
+    """The assignment with one layout for each (source, spec, phase), on the device or on the host, once a step or not. Readers of the others read the first.
 
     A layout that was made from a dropped one is made from the one that stays.
     """
-    kept: dict[tuple[str, ShardingSpec, Phase, bool], Layout] = {}
+    kept: dict[tuple[str, ShardingSpec, Phase, bool, bool], Layout] = {}
     renamed: dict[str, str] = {}
     waiting = {layout.value: layout for layout in assignment.layouts}
     layouts: list[Layout] = []
@@ -25,7 +25,7 @@ def share(assignment: Assignment) -> Assignment:
         if layout.source in waiting:
             place(waiting[layout.source])
         moved = replace(layout, source=renamed[layout.source]) if layout.source in renamed else layout
-        first = kept.setdefault((moved.source, moved.spec, moved.half, moved.on_host), moved)
+        first = kept.setdefault((moved.source, moved.spec, moved.half, moved.on_host, moved.once), moved)
         renamed[layout.value] = first.value
         if first is moved:
             layouts.append(moved)

@@ -102,7 +102,7 @@ def simulated(schedule: Schedule) -> tuple[Slot, ...]:
     """The schedule on its own machine; where a step has several microbatches, the last of them."""
     machine, hardware = schedule.machine, schedule.machine.hardware
     return simulate(
-        schedule.instructions, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps, issue=machine.issue_seconds
+        schedule.rounds[-1][1], hardware.overlap_slowdown, overlaps=hardware.launch_overlaps, issue=machine.issue_seconds
     )  # fmt: skip
 
 

@@ -50,15 +50,15 @@ def defer_once(schedule: Schedule) -> Schedule:
     if not any(item.half != "forward" and not wanted.isdisjoint(item.writes) for item in schedule.instructions):
         return schedule
     items = [item for item in clear_in_place(schedule).instructions if item.kind != "free"]
-    late = [item for item in items if item.microbatch]
-    return _reordered(schedule, (*(item for item in items if not item.microbatch), *late), "defer_once") if late else schedule
+    late = [item for item in items if item.microbatch > 0]
+    return _reordered(schedule, (*(item for item in items if item.microbatch <= 0), *late), "defer_once") if late else schedule
 
 
 def find_once_part(schedule: Schedule) -> int:
     """The index of the first instruction of the once part; the number of instructions where something else stands behind that."""
     items = schedule.instructions
-    begin = next((index for index, item in enumerate(items) if item.microbatch), len(items))
-    return begin if all(item.microbatch for item in items[begin:]) else len(items)
+    begin = next((index for index, item in enumerate(items) if item.microbatch > 0), len(items))
+    return begin if all(item.microbatch > 0 for item in items[begin:]) else len(items)
 
 
 def _reordered(schedule: Schedule, order: tuple[Instruction, ...], after: str) -> Schedule:

@@ -33,8 +33,8 @@ def resting_bytes(schedule: Schedule, optimizer: str) -> int:
 
 
 def staying(schedule: Schedule) -> set[str]:
-    """The values that are never freed: inputs and outputs."""
-    return {item.tensor for item in schedule.graph.inputs}.union(value for _, value in schedule.outputs)
+    """The values that are never freed: inputs, outputs, and what is kept over microbatches."""
+    return {item.tensor for item in schedule.graph.inputs}.union((value for _, value in schedule.outputs), schedule.kept_values)
 
 
 def storage_bytes(schedule: Schedule, root: str) -> int:

@@ -1,7 +1,7 @@
 """The text form of a list of instructions, which parses back.
 
-A heading names the phase of the instructions after it, and their stage and microbatch where these are not 0. Each other line is one
-instruction::
+A heading names the phase of the instructions after it, and their stage and microbatch where these are not 0; ``forward, once before all``
+is that of what runs before the first microbatch. Each other line is one instruction::
 
     forward
       0 start all_gather(dp) w@fwd: w -> w@fwd | node 1.5e-05 s 4096 B
@@ -24,7 +24,7 @@ from typing import Any, get_args
 
 from autopar.errors import ScheduleError
 from autopar.schedule.assignment import FORWARD, Moment
-from autopar.schedule.instructions import KINDS, Instruction
+from autopar.schedule.instructions import BEFORE_ALL, KINDS, Instruction
 
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*":?|\S+')
 """A quoted or plain word."""
@@ -36,7 +36,7 @@ CALL = re.compile(r"\w+\(\S*\)")
 """A collective's kind and axes."""
 NUMERIC = frozenset("0123456789.-")
 """The first character of a number."""
-HEADING = re.compile(r"(?P<phase>\w+)(?:, stage (?P<stage>\d+))?(?:, microbatch (?P<microbatch>\d+))?")
+HEADING = re.compile(r"(?P<phase>\w+)(?:, stage (?P<stage>\d+))?(?:, microbatch (?P<microbatch>\d+)|(?P<before>, once before all))?")
 
 
 def format_instructions(instructions: Iterable[Instruction], calls: Mapping[str, str] | None = None) -> str:
@@ -47,7 +47,8 @@ def format_instructions(instructions: Iterable[Instruction], calls: Mapping[str,
     """
     lines, last = list[str](), ""
     for item in instructions:
-        stage, microbatch = f", stage {item.stage}", f", microbatch {item.microbatch}"
+        stage = f", stage {item.stage}"
+        microbatch = ", once before all" if item.microbatch == BEFORE_ALL else f", microbatch {item.microbatch}"
         heading = item.phase + (stage if item.stage else "") + (microbatch if item.microbatch else "")
         if heading != last:
             lines.append(heading)
@@ -105,7 +106,7 @@ def _heading(line: str) -> dict[str, Any]:
     match = HEADING.fullmatch(line)
     if match is None or match["phase"] not in get_args(Moment):
         raise ValueError(f"a heading is one of {', '.join(get_args(Moment))}")
-    return {"phase": match["phase"], "stage": int(match["stage"] or 0), "microbatch": int(match["microbatch"] or 0)}
+    return {"phase": match["phase"], "stage": int(match["stage"] or 0), "microbatch": BEFORE_ALL if match["before"] else int(match["microbatch"] or 0)}
 
 
 def _instruction(tokens: list[str], number: int, heading: Mapping[str, Any]) -> Instruction:

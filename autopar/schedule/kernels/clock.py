@@ -9,7 +9,8 @@ from autopar.schedule.kernels.views import ArraySchedule, CallCosts, ClockTable,
 def run_clock(
     clock: ClockTable, order: Order, costs: CallCosts, last: int, first: int, behind: int, known: Timeline, timeline: Timeline
 ) -> float:  # fmt: skip
-    """Seconds of one microbatch, in which everything runs that does up to microbatch ``last``: see ``simulation``.
+    """Seconds of one microbatch, in which everything runs that does up to microbatch ``last``: see ``simulation``. Before all of them, -1,
+    runs what does so once.
 
     A list that was timed before is timed again from its first change on. The clock stops where the rest takes its former course: operators
     come to an unchanged place when they did, and each call that ends at another time has ended.
@@ -42,7 +43,7 @@ def run_clock(
             break
         item = order.items[at]
         timeline.begins[at], timeline.ends[at], timeline.stalls[at] = now, now, 0.0
-        if clock.first[item] > last:
+        if clock.first[item] > last or (clock.first[item] < 0 and last >= 0):
             continue
         links, slot, seconds, launches, host, all_issued = clock.links[item], item >> 1, 0.0, 0, 0.0, 0.0
         if clock.issue > 0.0:
