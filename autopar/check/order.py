@@ -223,11 +223,16 @@ class Order:
                 yield self.say(place, f"is in stage {row.stage}, what it is of in stage {stages.get((row.kind, row.of), 0)}")
 
     def _before_all(self) -> Iterator[Difference]:
-        """What runs before the first microbatch stands first: reshards that are made once, of what all microbatches have alike."""
+        """What runs before the first microbatch stands first, one call after another: reshards that are made once, of what all microbatches
+        have alike."""
         plan, moved = self.walk.plan, {row.value: row for row in self.walk.plan.reshards}
         stored = {spec.tensor for kind, _, spec in plan.entering if kind in ("parameter", "buffer", "constant")}
         once = {value for value, row in moved.items() if row.once and plan.microbatches > 1}
         begun = sum(row.microbatch < 0 for row in self.rows)
+        timed = [place for place, row in enumerate(self.rows[:begun]) if row.kind in ("start", "wait")]
+        for place, after in zip(timed[::2], timed[1::2], strict=False):
+            if self.rows[place].kind != "start" or self.waits.get(self.rows[place].of) != after:
+                yield self.say(place, "runs before the first microbatch, and its wait does not follow at once")
         for value in sorted(once):
             if moved[value].phase != "forward" or moved[value].source not in stored | once:
                 yield Difference(f"reshards.{value}", f"is made once, of {moved[value].source}, which is of one microbatch, or in backward")

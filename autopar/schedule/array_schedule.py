@@ -14,7 +14,7 @@ from autopar.cost_models.collectives import CALLS, TRANSFERS
 from autopar.rules import stores, why_once
 from autopar.schedule.bucketing import bucket_class
 from autopar.schedule.collectives import Collective
-from autopar.schedule.instructions import COMPUTE, Instruction
+from autopar.schedule.instructions import BEFORE_ALL, COMPUTE, Instruction
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.settings import ALONE, LARGE_COPY
 from autopar.schedule.storages import entering, held_throughout, made_for_good, may_take, staying
@@ -239,14 +239,20 @@ class _Arrays:
         """For each instruction those that it must follow.
 
         They make its sources, or start its call. Readers of memory that is changed in place stand before the change, readers of the
-        new value behind it. Operators that must not run twice keep their order.
+        new value behind it. Operators that must not run twice keep their order, and so does what runs before the first microbatch.
         """
         changes = [self._changes(item) for item in self.items]
         mutable = {storage for storage in changes if storage is not None}
         made, flying, last, since = dict[str, int](), dict[str, int](), dict[str, int](), dict[str, list[int]]()
         once, found = -1, list[list[int]]([] for _ in self.items)
+        first, ended, latest = self.items[0] if self.items else None, -1, -1
         for number in self._in_order():
             item, earlier = self.items[number], set[int]()
+            if item.microbatch == BEFORE_ALL:
+                if item is not first:
+                    first, ended = item, latest
+                earlier.update([ended] if ended >= 0 else ())
+                latest = number
             reads, writes = self._values(number)
             for value in reads:
                 if item.kind == "start" and value in flying:

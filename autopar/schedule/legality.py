@@ -178,8 +178,9 @@ def _microbatches(schedule: Schedule) -> Violations:
 
 
 def _before_all(schedule: Schedule) -> Violations:
-    """What runs before the first microbatch stands first, reads what all microbatches have alike, and keeps what they read of it."""
-    graph, begun = schedule.graph, False
+    """What runs before the first microbatch stands first, one call after another, and reads what all microbatches have alike. What they read
+    of it stays."""
+    graph, begun, flying = schedule.graph, False, ""
     there = {item.tensor for item in graph.inputs if item.kind in ("parameter", "buffer", "constant")}
     for item in schedule.instructions:
         if item.kind == "free" and not set(schedule.kept_values).isdisjoint(item.reads):
@@ -193,6 +194,9 @@ def _before_all(schedule: Schedule) -> Violations:
             yield item.id, f"is a {item.kind} of {item.half} before the first microbatch, where only forward's reshards are"
         if not set(item.reads) <= there:
             yield item.id, "runs before the first microbatch and reads what a microbatch brings"
+        if item.kind == "start" and flying:
+            yield item.id, f"starts before the first microbatch, with {flying} in flight"
+        flying = item.of if item.kind == "start" else "" if item.kind == "wait" else flying
         there.update(item.writes)
 
 

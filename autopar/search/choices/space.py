@@ -6,7 +6,7 @@ Operators with equal targets, arguments and shapes share strategies and prices, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -16,6 +16,7 @@ from autopar import pricing
 from autopar.cost_models import Machine
 from autopar.effort import Budget
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, Op, Tensor
+from autopar.reshard import find_reshard
 from autopar.reshard.cuts import prime_cut
 from autopar.rules import DENSE, Repeated, find_expanded, find_rule, stored_elements, strategies
 from autopar.schedule import OUTPUT, Assignment
@@ -113,6 +114,7 @@ class Space:
     _ops_by_name: dict[str, OpChoices] = field(default_factory=dict)
     _tables: dict[object, tuple[np.ndarray, ...]] = field(default_factory=dict)
     _equal: dict[object, np.ndarray] = field(default_factory=dict)
+    _gathers: dict[object, float] = field(default_factory=dict)
     _prices: list[ReshardPricing] = field(default_factory=list)
     _local: dict[tuple[int, ...], dict[ShardingSpec, tuple[int, ...]]] = field(default_factory=dict)
 
@@ -273,6 +275,38 @@ class Space:
     def _orders(self) -> Orders:
         return itertools.permutations if self._all_orders else innermost_first
 
+    def kept_layouts(self, item: GraphInput, specs: tuple[ShardingSpec, ...]) -> tuple[tuple[ShardingSpec, ShardingSpec], ...]:
+        """How a graph input may lie at rest and how all microbatches read it, for each of its specs: as it lies; or, of a trained one,
+        gathered over axes that split it, once a step."""
+        found = [(spec, spec) for spec in specs]
+        if self.graph.microbatches > 1 and item.tensor in self.graph.stepped and item.tensor not in self.pins.tensors:
+            offered = set(self.splits(item.tensor))
+            for spec in specs:
+                gathered = (_without_axes(spec, axes) for axes in _some_axes(spec.split_axes))
+                found += [(spec, kept) for kept in gathered if kept in offered]
+        return tuple(found)
+
+    def gather_seconds(self, item: GraphInput, layouts: Sequence[tuple[ShardingSpec, ShardingSpec]]) -> np.ndarray:
+        """Least seconds of gathering a graph input once a step, divided by the microbatches; shape [layouts].
+
+        Such calls follow one another, and those in one bucket share a latency, which is left out where calls are joined.
+        """
+        tensor, times = self.graph.tensors[item.tensor], self.graph.microbatches
+        return np.array([0.0 if source == target else self._gathering(tensor, source, target) / times for source, target in layouts])
+
+    def _gathering(self, tensor: Tensor, source: ShardingSpec, target: ShardingSpec) -> float:
+        key = tensor.shape, tensor.dtype, source, target
+        if key not in self._gathers:
+            way = find_reshard(tensor.shape, DTYPE_BYTES[tensor.dtype], source, target, self.machine)
+            assert way is not None, f"no way to gather {source} to {target}"
+            steps = way.steps
+            latencies = [self.machine.latency_seconds(step.kind, step.axes) if step.is_collective else 0.0 for step in steps]
+            alone = sum(step.seconds for step in steps)
+            copies = float(self._reshard_tables(tensor, (source,), (target,))[-1][0, 0])
+            shared = sum(latencies) if self.machine.overlaps else 0.0
+            self._gathers[key] = max(alone - shared, 0.0) + copies
+        return self._gathers[key]
+
     def input_seconds(self, item: GraphInput, specs: tuple[ShardingSpec, ...]) -> np.ndarray:
         """Seconds of the optimizer step on a trained parameter, divided by the microbatches; 0 for other inputs. Shape [specs]."""
         if item.tensor not in self.graph.stepped:
@@ -367,3 +401,15 @@ def _stored_bytes(
 ) -> tuple[int, ...]:  # fmt: skip
     dims = dict(repeated)
     return tuple([size * stored_elements(spec.local_shape(shape, sizes), dims) for spec in specs])
+
+
+def _some_axes(axes: Sequence[int]) -> Iterator[frozenset[int]]:
+    """Sets of axes to gather over: all sets of up to two axes; of more, each alone and all."""
+    for count in range(1, len(axes) + 1):
+        if count == 1 or count == len(axes):
+            yield from map(frozenset, itertools.combinations(axes, count))
+
+
+def _without_axes(spec: ShardingSpec, axes: frozenset[int]) -> ShardingSpec:
+    """The spec with the dims that the axes split whole over them."""
+    return replace(spec, dims=tuple(tuple(axis for axis in split if axis not in axes) for split in spec.dims))

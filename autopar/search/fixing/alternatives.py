@@ -54,7 +54,8 @@ def find_alternatives(
     model = build_model(Space(graph, machine, optimizer, replace(pins, inputs=inputs)))
     choices: Sequence[ShardingSpec | Strategy]
     if ("input", name) in model.node_number:
-        choices = [spec for spec in model.nodes[model.node_number["input", name]].specs if spec != given.inputs[name]]
+        offered = dict.fromkeys(model.nodes[model.node_number["input", name]].resting)
+        choices = [spec for spec in offered if spec != given.inputs[name]]
     elif name in graph.op:
         choices = [one for one in model.space.op_choices(graph.op[name]).strategies if one != given.strategies[name]]
     else:

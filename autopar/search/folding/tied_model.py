@@ -82,9 +82,9 @@ class TiedModel(Model):
             pairs = list(self.representative_node.items())
         except KeyError:
             return False
+        nodes = [(self.nodes[one], self.nodes[other]) for one, other in pairs]
         alike = all(
-            self.nodes[one].specs == self.nodes[other].specs and np.array_equal(self.nodes[one].seconds, self.nodes[other].seconds)
-            for one, other in pairs
+            (one.specs, one.resting) == (other.specs, other.resting) and np.array_equal(one.seconds, other.seconds) for one, other in nodes
         )
         return (
             alike

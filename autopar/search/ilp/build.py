@@ -53,8 +53,10 @@ def build_model(
 def _add_inputs(model: Model) -> None:
     space = model.space
     for item in space.graph.inputs:
-        specs = space.input_specs(item)
-        model.add(Node("input", item.tensor, space.input_seconds(item, specs), specs))
+        layouts = space.kept_layouts(item, space.input_specs(item))
+        resting, specs = tuple(rest for rest, _ in layouts), tuple(spec for _, spec in layouts)
+        seconds = space.input_seconds(item, resting) + space.gather_seconds(item, layouts)
+        model.add(Node("input", item.tensor, seconds, specs, resting=resting))
 
 
 def _add_ops(model: Model) -> None:
@@ -91,7 +93,8 @@ def _readers(model: Model, times: Mapping[str, int]) -> dict[str, list[Reader]]:
         producer = graph.producer.get(output.tensor)
         phase: Phase = "backward" if output.kind == "gradient" or (producer and producer.phase == "backward") else "forward"
         time = times[producer.name] if producer else 0
-        found[output.tensor].append(Reader(node, model.nodes[node].specs, name, 0, phase, time, False))
+        specs = model.nodes[node].specs if output.kind == "output" else model.nodes[node].resting
+        found[output.tensor].append(Reader(node, specs, name, 0, phase, time, False))
     return found
 
 

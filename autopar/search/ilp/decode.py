@@ -20,7 +20,7 @@ def decode_assignment(model: Model, choices: np.ndarray) -> Assignment:
     inputs = {}
     for item in graph.inputs:
         node = model.node_number["input", item.tensor]
-        inputs[item.tensor] = model.nodes[node].specs[choices[node]]
+        inputs[item.tensor] = model.nodes[node].resting[choices[node]]
     strategies: dict[str, Strategy] = {}
     for op in graph.ops:
         strategies[op.name] = space.op_choices(op).strategies[choices[model.node_number["op", op.name]]]
@@ -65,9 +65,12 @@ def decode_site(
     Args:
         again: the recomputed operators.
     """
-    tensor = site.tensor
+    tensor, home = site.tensor, model.nodes[site.producer]
     own = (tensor, site.specs[choices[site.producer]])
     early, late = site.phases(model.space.graph)
+    if home.kind == "input" and home.resting[choices[site.producer]] != own[1] and site.readers:
+        own = (f"{tensor}@once", own[1])
+        layouts.append(Layout(own[0], tensor, tensor, own[1], "forward", (early or late)[0].name, once=True))
 
     def chosen(node: int) -> ShardingSpec:
         return model.nodes[node].specs[int(choices[node])]

@@ -80,12 +80,15 @@ def _add_stored(model: Model, tensor: str, away: Sequence[tuple[int, int]], end:
     space = model.space
     home = model.nodes[model.node_number["input", tensor]]
     trained = tensor in space.graph.stepped
-    for items, local in zip(home.items, space.stored_bytes(tensor, home.specs), strict=True):
+    sizes = zip(space.stored_bytes(tensor, home.resting), space.stored_bytes(tensor, home.specs), strict=True)
+    for items, rest, read, (local, kept) in zip(home.items, home.resting, home.specs, sizes, strict=True):
         begin = 0
         for first, last in (*away, (end, end)):
             if first > begin:
-                items.append((begin, first, local))
+                items.append((begin, first, kept))
             begin = last
+        if read != rest:  # the copy that microbatches read is there beside it
+            items.append((0, end, local))
         more = space.graph.parts(tensor) - 1
         if more:  # the parts of a cut input that other microbatches read
             items.append((0, end, more * local))
@@ -169,9 +172,9 @@ def _leaving_lifetimes(model: Model, times: Mapping[str, int], end: int) -> dict
     found: dict[str, list[Lifetime]] = {}
     for index, output in enumerate(graph.outputs):
         if output.tensor in graph.producer:
-            node = model.node_number[("output", f"{OUTPUT}{index}") if output.kind == "output" else ("input", graph.owners[output])]
-            born = times[graph.producer[output.tensor].name] + 1
-            found.setdefault(output.tensor, []).append((born, end, node, output.tensor, model.nodes[node].specs))
+            number = model.node_number[("output", f"{OUTPUT}{index}") if output.kind == "output" else ("input", graph.owners[output])]
+            born, node = times[graph.producer[output.tensor].name] + 1, model.nodes[number]
+            found.setdefault(output.tensor, []).append((born, end, number, output.tensor, node.resting or node.specs))
     return found
 
 

@@ -3,7 +3,8 @@
 Nodes and the meaning of their choices:
 
 ==========  ==========================================================================================================
-``input``   A graph input (parameter, buffer, argument, tangent): its spec. A parameter's gradient and optimizer state share it.
+``input``   A graph input (parameter, buffer, argument, tangent): its spec. A parameter's gradient and optimizer state share it. Of several
+            microbatches: also whether they all read a copy that is gathered once a step, and its spec.
 ``op``      An operator: its strategy.
 ``output``  An output of the model: the spec in which it leaves.
 ``layout``  A tensor as its readers of one phase share it: resharded once from the producer's version.
@@ -61,6 +62,8 @@ class Node:
         spans: of ``saved`` with recomputation: begin and end of the time for which each choice is there for backward.
         strategy_numbers: of ``recompute``: the number of the strategy, -1 for no recomputation; shape [choices].
         deferred: of ``layout``: whether backward reads nothing that is made from each choice; empty where that is not told apart.
+        resting: of ``input``: the spec in which each choice lies at rest, and its gradient and optimizer states do. Another than in ``specs``
+            is gathered once a step, and that copy is kept over its microbatches.
         items: begin, end and bytes of the memory that each choice holds.
     """
 
@@ -75,6 +78,7 @@ class Node:
     spans: tuple[tuple[int, int], ...] = ()
     strategy_numbers: np.ndarray | None = None
     deferred: tuple[bool, ...] = ()
+    resting: tuple[ShardingSpec, ...] = ()
     items: list[list[Item]] = field(default_factory=list)
 
 
@@ -219,6 +223,17 @@ class Model:
         assert edge.tensor is not None
         repeated = self.repeated(edge.source, edge.tensor)
         return self._where_moved(edge, "least", self.space.least_copy_table(edge.tensor, edge.sources, edge.targets, repeated))
+
+    def sums(self, edge: Edge) -> np.ndarray:
+        """Seconds in which a microbatch's gradient is added to the sum that an edge reduces once a step; shape [sources, 1]. 0 elsewhere.
+
+        A schedule may sum behind the reduction instead, so bounds do not count them.
+        """
+        if edge.share == 1.0 or edge.tensor is None:
+            return np.zeros((1, 1))
+        machine, dtype = self.space.machine, edge.tensor.dtype
+        sizes = [pricing.local_bytes(edge.tensor, spec, machine) for spec in edge.sources]
+        return np.array([[machine.sum_seconds(size, dtype)] for size in sizes])
 
     def _where_moved(self, edge: Edge, what: str, table: np.ndarray) -> np.ndarray:
         """The table where the edge reshards, 0 elsewhere; once per table of seconds."""

@@ -86,13 +86,13 @@ class LearnedOverlap:
                 edges.append(edge.seconds)
                 continue
             belief = self.beliefs[edge.phase, edge.side]
-            key = id(edge.seconds), belief
+            key = id(edge.seconds), belief, edge.sources if edge.share < 1.0 else ()
             if key not in made:
                 share = belief.exposed + (1.0 - belief.exposed) * self.slowdown * belief.slowing
                 copies = model.copies(edge)
                 moved = edge.seconds - copies - (1.0 - belief.calls_per_value) * _latency(model, edge)
                 # 0 times infinity is not a number
-                made[key] = (share * moved if share else np.where(np.isfinite(moved), 0.0, moved)) + copies
+                made[key] = (share * moved if share else np.where(np.isfinite(moved), 0.0, moved)) + copies + model.sums(edge)
             edges.append(made[key])
         return Priced([node.seconds for node in model.nodes], edges)
 
@@ -126,12 +126,12 @@ class IsolatedOverlap:
                 edges.append(edge.seconds)
                 continue
             slack = self.share * clock.slack(edge)
-            key = id(edge.seconds), slack
+            key = id(edge.seconds), slack, edge.sources if edge.share < 1.0 else ()
             if key not in made:
                 copies = model.copies(edge)
                 moved = edge.seconds - copies
                 slowed = self.slowdown * moved if self.slowdown else 0.0  # 0 times infinity is not a number
-                made[key] = np.maximum(moved - (1.0 - self.slowdown) * slack, slowed) + copies
+                made[key] = np.maximum(moved - (1.0 - self.slowdown) * slack, slowed) + copies + model.sums(edge)
             edges.append(made[key])
         return Priced([node.seconds for node in model.nodes], edges)
 

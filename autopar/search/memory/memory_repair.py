@@ -152,7 +152,7 @@ def solve_fixed(
         offered: Sequence[object]
         wanted: object
         if node.kind == "input":
-            offered, wanted = node.specs, assignment.inputs.get(node.name)
+            offered, wanted = node.resting, assignment.inputs.get(node.name)
         elif node.kind == "op":
             offered, wanted = space.op_choices(space.graph.op[node.name]).strategies, assignment.strategies.get(node.name)
         else:
@@ -161,6 +161,5 @@ def solve_fixed(
             continue
         if wanted not in offered:
             return None
-        others = np.arange(last - first) != offered.index(wanted)
-        costs[first:last][others] = INFINITE
+        costs[first:last][[choice != wanted for choice in offered]] = INFINITE
     return solve(replace(problem, costs=costs), budget, gap=gap, seed=seed).choices
