@@ -413,7 +413,8 @@ class InstructionPlan(Row):
     """One instruction of the schedule; the fields are those of ``autopar.schedule.Instruction``.
 
     ``of`` is the operator of a run, the collective of a start or wait, the reshard's value of a slice, the gradient of an add; it runs in
-    the microbatches from ``microbatch`` on; where that is -1, once, before the first. ``over`` names the value whose memory a run's result takes, or which a start reduces in place.
+    the microbatches from ``microbatch`` on, or once, before the first, where that is -1. ``over`` names the value whose memory a run's
+    result takes, or which a start reduces in place.
     ``late`` is true of a wait that operators pass by: it is left until the loss is read. ``launches`` counts what the host issues for it.
     ``reads_back``: the host reads values of the run, so it waits for the device before it issues it.
     """

@@ -73,7 +73,8 @@ def makespan(rows: Sequence[InstructionPlan], slowdown: float, overlaps: bool = 
 def step(
     rows: Sequence[InstructionPlan], microbatches: int, slowdown: float, overlaps: bool = True, issue: float = 0.0
 ) -> float:  # fmt: skip
-    """Seconds of what runs before all microbatches, and of these, one after another: each runs the rows that do not wait for a later one."""
+    """Seconds of what runs once, before all microbatches, and of these, one after another: each runs the rows that do not wait for a
+    later one."""
     first, rows = [row for row in rows if row.microbatch < 0], [row for row in rows if row.microbatch >= 0]
     spans: dict[int, float] = {}
     for number in range(microbatches):

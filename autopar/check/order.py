@@ -235,13 +235,13 @@ class Order:
                 yield self.say(place, "runs before the first microbatch, and its wait does not follow at once")
         for value in sorted(once):
             if moved[value].phase != "forward" or moved[value].source not in stored | once:
-                yield Difference(f"reshards.{value}", f"is made once, of {moved[value].source}, which is of one microbatch, or in backward")
+                what = f"is made once, of {moved[value].source}, which is of one microbatch, or in backward"
+                yield Difference(f"reshards.{value}", what)
         for place, row in enumerate(self.rows):
-            parts = [leg.row.value for leg in self.calls[row.of].legs] if row.kind in ("start", "wait") and row.of in self.calls else [row.of]
-            made_once = row.kind != "free" and row.kind in ("start", "wait", "slice") and once.issuperset(parts)
-            if row.kind == "free":
-                made_once = row.microbatch < 0
-            if (row.microbatch < 0) is not made_once:
+            moves = row.kind in ("start", "wait") and row.of in self.calls
+            parts = [leg.row.value for leg in self.calls[row.of].legs] if moves else [row.of]
+            is_once = (moves or row.kind == "slice") and once.issuperset(parts)
+            if row.kind != "free" and (row.microbatch < 0) is not is_once:
                 yield self.say(place, "runs before the first microbatch and is no reshard made once, or is one and runs in microbatches")
             elif (row.microbatch < 0) is not (place < begun):
                 yield self.say(place, f"runs in microbatch {row.microbatch}; the first {begun} instructions are what runs before all")

@@ -2,22 +2,23 @@
 
 ===========  =========================================================================================
 ddp          in each stage tokens over every axis, whole parameters (Megatron-LM without TP)
-fsdp         the same with parameters, gradients and optimizer states split, gathered in each half (torchtitan without TP)
+fsdp         the same with parameters, gradients and optimizer states split, gathered once a step (torchtitan without TP)
 megatron     Megatron-LM: tokens over every axis but the last, contraction weights over the last (DP x TP)
 megatron_sp  the same with the sequence split over the last axis between contractions
-torchtitan   megatron_sp with parameters, gradients and optimizer states split over the other axes too (FSDP x TP)
+torchtitan   megatron_sp with parameters, gradients and optimizer states split over the other axes too (FSDP x TP), gathered once a step
 ===========  =========================================================================================
 
 The embedding and the head count as a layer each; where counts do not divide, the first stages have one more. Where 1F1B's microbatches in
 flight do not fit, all stages recompute: selectively, else in full (``search.baselines.checkpointing``). Recomputation takes longer, so it
-is not tried where the plain form is slower than the fastest that fits.
+is not tried where the plain form is slower than the fastest that fits. Where a split form does not fit at all, its parameters are gathered in
+each half of each microbatch: ``NAME_always``, after torchtitan's ``reshard_after_forward``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from autopar.cost_models import Machine
@@ -81,10 +82,12 @@ class _Style:
 
     Args:
         stored_axes: axes that split parameters further at rest.
+        once: whether these are gathered once a step, or in each half of each microbatch.
     """
 
     recipe: Recipe
     stored_axes: tuple[int, ...] = ()
+    once: bool = True
 
 
 @dataclass(frozen=True)
@@ -167,20 +170,28 @@ class PipelineBaselines:
             walk = SpecPropagation(space, style.recipe)
             if self._is_late or not walk.is_applicable:
                 continue
-            whole = walk.run()
-            specs = crossing_specs(stages, self.graph, self.sizes, whole.strategies)
-            written = self._write_stages(stages, specs, style)
-            transfer = transfer_seconds(self.machine, stages, self.graph, specs)
-            for policy in ("", *(POLICIES if self.recompute else ())) if written else ():
-                plans = self._schedule(written, policy)
-                made = found[f"{name}+{policy}" if policy else name] = self._price(stages, cut, plans, transfer)
-                least = min((one.times.step for one in found.values() if one.fits), default=math.inf)
-                if made.fits or made.times.step >= least or self._is_late:
-                    break
+            specs = crossing_specs(stages, self.graph, self.sizes, walk.run().strategies)
+            self._write(name, style, stages, cut, specs, found)
+            if style.stored_axes and not any(one.fits for other, one in found.items() if other.partition("+")[0] == name):
+                self._write(f"{name}_always", replace(style, once=False), stages, cut, specs, found)
         best = min((name for name, one in found.items() if one.fits), key=lambda name: found[name].times.step, default=None)
         if best is not None and not self._is_late:
             found[best] = self._improve(found[best])
         return found
+
+    def _write(
+        self, name: str, style: _Style, stages: Stages, cut: tuple[str, ...], specs: Mapping[str, ShardingSpec],
+        found: dict[str, PipelineBaseline],
+    ) -> None:  # fmt: skip
+        """Adds a style, and its recomputing forms as far as they are needed and may be faster than what fits."""
+        written = self._write_stages(stages, specs, style)
+        transfer = transfer_seconds(self.machine, stages, self.graph, specs)
+        for policy in ("", *(POLICIES if self.recompute else ())) if written else ():
+            plans = self._schedule(written, policy)
+            made = found[f"{name}+{policy}" if policy else name] = self._price(stages, cut, plans, transfer)
+            least = min((one.times.step for one in found.values() if one.fits), default=math.inf)
+            if made.fits or made.times.step >= least or self._is_late:
+                break
 
     @property
     def _is_late(self) -> bool:
@@ -202,7 +213,7 @@ class PipelineBaselines:
                 if not walk.is_applicable:
                     return []
                 walked = walk.run()
-                made = store_split(graph, walked, space, style.stored_axes) if style.stored_axes else walked
+                made = store_split(graph, walked, space, style.stored_axes, once=style.once) if style.stored_axes else walked
                 policies = dict(apply_policies(graph, made, self.stage_machine)) if self.recompute else {}
                 assignments = {policy: policies.get(policy, made) for policy in ("", *POLICIES)}
                 known[key] = _WrittenStage(graph, assignments, tuple(walked.inputs[item.tensor] for item in graph.inputs))

@@ -1,8 +1,8 @@
 """How long a pipeline's step takes, and what its ranks hold: each action as long as its part of the stage's schedule.
 
-A stage runs one action at a time, from the end of what it does once before the first on. What crosses arrives ``transfer`` seconds after the sending action is over. The last microbatch's last
-part ends with what a step does once: gradients are reduced then, behind what is sent where the list has it so (``schedule.splitting``). The
-optimizer's step follows it in each stage.
+A stage runs one action at a time; the first begins behind what is done once before all (weights are gathered that are kept). What crosses
+arrives ``transfer`` seconds after the sending action is over. The last microbatch's last part ends with what a step does once: gradients
+are reduced then, behind what is sent where the list has it so (``schedule.splitting``). The optimizer's step follows it in each stage.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from autopar.pipeline.cutting import Stages
 from autopar.pipeline.timetable import Action, Part, stages_split
 from autopar.pipeline_plan import PipelinePlan
 from autopar.schedule import Instruction, Schedule, memory, simulate
-from autopar.schedule.simulation import makespan
 from autopar.schedule.instructions import BEFORE_ALL
+from autopar.schedule.simulation import makespan
 from autopar.schedule.splitting import find_once_part, find_weight_part
 from autopar.schedule.storages import entering, storage_bytes
 
@@ -87,7 +87,8 @@ def measure_stage(schedule: Schedule, optimizer: str, *, split: bool = False) ->
     second = find_weight_part(schedule) if split else len(items)
     last = schedule.graph.microbatches - 1
     spans = [items[:first], items[first:second], items[second:]]
-    begin, forward, backward, weights = (_seconds(schedule, span, at) for at, span in zip((BEFORE_ALL, 0, 0, 0), (items, *spans), strict=True))
+    begin = _seconds(schedule, items, BEFORE_ALL)
+    forward, backward, weights = (_seconds(schedule, span, 0) for span in spans)
     _, last_backward, last_weights = (_seconds(schedule, span, last) for span in spans)
     last_sent = backward if find_once_part(schedule) < len(items) else last_backward
     return StageCosts(
@@ -154,7 +155,7 @@ class PipelineTimes:
 
 def time_pipeline(stages: Stages, costs: Sequence[StageCosts], order: Sequence[Action], transfer: float) -> PipelineTimes:
     """The step that a total order of actions makes."""
-    count, last, split = len(costs), max(action.microbatch for action in order), stages_split(order)
+    last, split = max(action.microbatch for action in order), stages_split(order)
     free, busy, begins = [cost.begin for cost in costs], [cost.begin for cost in costs], list[float]()
     sent: dict[tuple[int, str, int], float] = {}
     for action in order:

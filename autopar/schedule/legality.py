@@ -178,8 +178,8 @@ def _microbatches(schedule: Schedule) -> Violations:
 
 
 def _before_all(schedule: Schedule) -> Violations:
-    """What runs before the first microbatch stands first, one call after another, and reads what all microbatches have alike. What they read
-    of it stays."""
+    """What runs before the first microbatch stands first, one call after another, and reads what all microbatches have alike. What they
+    read of it stays."""
     graph, begun, flying = schedule.graph, False, ""
     there = {item.tensor for item in graph.inputs if item.kind in ("parameter", "buffer", "constant")}
     for item in schedule.instructions:

@@ -10,7 +10,8 @@ from autopar.sharding import ShardingSpec
 
 
 def share(assignment: Assignment) -> Assignment:
-    """The assignment with one layout for each (source, spec, phase), on the device or on the host, once a step or not. Readers of the others read the first.
+    """The assignment with one layout for each (source, spec, phase), on the device or on the host, made once a step or not. Readers of the
+    others read the first.
 
     A layout that was made from a dropped one is made from the one that stays.
     """

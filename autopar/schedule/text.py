@@ -106,7 +106,8 @@ def _heading(line: str) -> dict[str, Any]:
     match = HEADING.fullmatch(line)
     if match is None or match["phase"] not in get_args(Moment):
         raise ValueError(f"a heading is one of {', '.join(get_args(Moment))}")
-    return {"phase": match["phase"], "stage": int(match["stage"] or 0), "microbatch": BEFORE_ALL if match["before"] else int(match["microbatch"] or 0)}
+    microbatch = BEFORE_ALL if match["before"] else int(match["microbatch"] or 0)
+    return {"phase": match["phase"], "stage": int(match["stage"] or 0), "microbatch": microbatch}
 
 
 def _instruction(tokens: list[str], number: int, heading: Mapping[str, Any]) -> Instruction:

@@ -39,7 +39,7 @@ class Recipe:
         token_axes: axes that split batch and sequence of the inputs.
         stored_axes: axes that split each trained parameter in memory.
         tensor_axis: axis that splits the weights of contractions, if any.
-        keeps_gathered: gathered parameters stay in memory until backward.
+        keeps_gathered: gathered parameters stay in memory until backward, of several microbatches until the last has ended.
         reduces_whole: gradients are all-reduced, and each rank cuts out its part.
         splits_sequence: partial sums over ``tensor_axis`` are scattered along the second dim, which contractions gather again.
         expert_axis: axis that splits the weights of experts, if any.
@@ -432,7 +432,8 @@ class SpecPropagation:
     def _add_layout(self, reader: str, tensor: str, source: str, spec: ShardingSpec, phase: Phase) -> str:
         """Adds a layout, and returns its value."""
         value = f"{tensor}@{phase}:{spec}"
-        self.layouts.append(Layout(value, tensor, source, spec, phase, reader))
+        once = self.recipe.keeps_gathered and phase == "forward" and tensor in self.parameters and source == tensor
+        self.layouts.append(Layout(value, tensor, source, spec, phase, reader, once=once))
         self.made_layouts[tensor, spec, phase] = value
         return value
 

@@ -12,11 +12,14 @@ from autopar.search.choices.space import Space
 from autopar.sharding import ShardingSpec
 
 
-def store_split(graph: Graph, assignment: Assignment, space: Space, axes: tuple[int, ...]) -> Assignment:
+def store_split(graph: Graph, assignment: Assignment, space: Space, axes: tuple[int, ...], *, once: bool = False) -> Assignment:
     """The assignment with each trained parameter split over ``axes`` at rest, beside the axes that split it already.
 
-    It is gathered in forward and again in backward. Its gradient is reduced to the part that a rank keeps. A parameter that the axes do not
-    divide, or that is pinned, stays as it is. Nothing of the assignment may run a second time yet.
+    It is gathered in forward and again in backward, or once a step. Its gradient is reduced to the part that a rank keeps. A parameter that
+    the axes do not divide, or that is pinned, stays as it is. Nothing of the assignment may run a second time yet.
+
+    Args:
+        once: whether all microbatches read one gathered copy.
     """
     inputs, layouts, reads = dict(assignment.inputs), {layout.value: layout for layout in assignment.layouts}, dict(assignment.reads or {})
     users = Counter([*reads.values(), *(layout.source for layout in assignment.layouts)])
@@ -31,8 +34,8 @@ def store_split(graph: Graph, assignment: Assignment, space: Space, axes: tuple[
         inputs[name] = stored
 
         def gather(phase: Phase, before: str, name: str = name, spec: ShardingSpec = spec) -> str:
-            value = f"{name}@{phase}:{spec}"
-            layouts.setdefault(value, Layout(value, name, name, spec, phase, before))
+            value = f"{name}@once:{spec}" if once else f"{name}@{phase}:{spec}"
+            layouts.setdefault(value, Layout(value, name, name, spec, "forward" if once else phase, before, once=once))
             return value
 
         for layout in [layout for layout in layouts.values() if layout.source == name]:

@@ -62,8 +62,8 @@ class Node:
         spans: of ``saved`` with recomputation: begin and end of the time for which each choice is there for backward.
         strategy_numbers: of ``recompute``: the number of the strategy, -1 for no recomputation; shape [choices].
         deferred: of ``layout``: whether backward reads nothing that is made from each choice; empty where that is not told apart.
-        resting: of ``input``: the spec in which each choice lies at rest, and its gradient and optimizer states do. Another than in ``specs``
-            is gathered once a step, and that copy is kept over its microbatches.
+        resting: of ``input``: the spec in which each choice lies at rest, and its gradient and optimizer states do. Where ``specs`` has
+            another, that copy is gathered once a step and kept over its microbatches.
         items: begin, end and bytes of the memory that each choice holds.
     """
 
