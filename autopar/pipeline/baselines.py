@@ -10,8 +10,8 @@ torchtitan   megatron_sp with parameters, gradients and optimizer states split o
 
 The embedding and the head count as a layer each; where counts do not divide, the first stages have one more. Where 1F1B's microbatches in
 flight do not fit, all stages recompute: selectively, else in full (``search.baselines.checkpointing``). Recomputation takes longer, so it
-is not tried where the plain form is slower than the fastest that fits. Where a split form does not fit at all, its parameters are gathered in
-each half of each microbatch: ``NAME_always``, after torchtitan's ``reshard_after_forward``.
+is not tried where the plain form is slower than the fastest that fits. Where a split form does not fit at all, its parameters are gathered
+in each half of each microbatch: ``NAME_always``, after torchtitan's ``reshard_after_forward``.
 """
 
 from __future__ import annotations
