@@ -147,6 +147,15 @@ class Plan(Row):
         cut = self.accumulation.cut if self.accumulation is not None else ()
         return self.microbatches if any(name in cut and row.tensor == tensor for name, row in self.inputs.items()) else 1
 
+    @property
+    def collectives_in_a_step(self) -> tuple[CollectivePlan, ...]:
+        """The collectives as a step runs them, one after another: before the first microbatch, then in each."""
+        begins = {row.of: row.microbatch for row in self.schedule if row.kind == "start"}
+        first = [begins.get(row.id or "", 0) for row in self.collectives]
+        rows = list(zip(first, self.collectives, strict=True))
+        before = (row for begin, row in rows if begin < 0)
+        return (*before, *(row for number in range(self.microbatches) for begin, row in rows if 0 <= begin <= number))
+
     def to_networkx(self) -> networkx.MultiDiGraph[str]:
         """The dataflow of a step: a node for each operator, reshard, input and output, an edge for each read of a value.
 

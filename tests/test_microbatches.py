@@ -80,9 +80,7 @@ def test_random_plans_make_the_step_of_one_device(name: str, count: int, mesh: s
         for gradient, wanted in single.gradients.items():
             assert (trial.gradients[gradient] - wanted).abs().max().item() <= TOLERANCE * max(largest, 1e-3), gradient
         assert trial.losses == pytest.approx(single.losses, rel=1e-9)
-        first = {row.of: row.microbatch for row in plan.schedule if row.kind == "start"}
-        rows = [planned(row) for row in plan.collectives if first.get(row.id or "", 0) < 0]
-        rows += [planned(row) for number in range(count) for row in plan.collectives if 0 <= first.get(row.id or "", 0) <= number]
+        rows = list(map(planned, plan.collectives_in_a_step))
         assert [item.row(schedule.machine.mesh) for item in trial.observed] == rows
         if limits is not None and not limits.ahead_bytes:  # in lockstep nothing is in flight
             assert trial.peak_bytes == pytest.approx(memory(schedule, "adamw").peak, rel=0.05)

@@ -178,7 +178,7 @@ class Explanation:
     def _reshard(self, value: str, indent: str) -> Iterator[str]:
         row = self.reshards[value]
         specs = f"from {spec_text(row.from_spec)} to {spec_text(row.to_spec)}"
-        yield f"{indent}reshard of {row.tensor} {specs} before {row.before}, {row.phase}: {self._cost(value)}"
+        yield f"{indent}reshard of {row.tensor} {specs} before {row.before}, {row.phase}{", once a step" * (row.once or False)}: {self._cost(value)}"
         yield from self._flights(value, f"{indent}  ")
 
     def _leaving(self, value: str, indent: str) -> Iterator[str]:

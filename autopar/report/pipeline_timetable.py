@@ -29,7 +29,7 @@ _DARK = (
 
 
 class StageBar(NamedTuple):
-    """An action over time, in seconds: ``kind`` is a key of ``KINDS``; the optimizer's step has no microbatch."""
+    """An action over time, in seconds: ``kind`` is a key of ``KINDS``; what a step does once has no microbatch."""
 
     stage: int
     kind: str
@@ -39,11 +39,13 @@ class StageBar(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{KINDS[self.kind][1]} of microbatch {self.microbatch}" if self.microbatch is not None else "the optimizer's step"
+        if self.microbatch is None:
+            return "the optimizer's step" if self.kind == "optimizer" else "parameters gathered for all microbatches"
+        return f"{KINDS[self.kind][1]} of microbatch {self.microbatch}"
 
 
 def stage_bars(plan: PipelinePlan) -> tuple[StageBar, ...]:
-    """Every action of the timetable, and each stage's optimizer.
+    """Every action of the timetable, and what each stage does before and behind them: it gathers parameters, and runs its optimizer.
 
     Raises:
         MismatchError: orders in which a stage waits for ever.
@@ -59,6 +61,7 @@ def stage_bars(plan: PipelinePlan) -> tuple[StageBar, ...]:
     for stage, cost in enumerate(costs):
         end = max(bar.end for bar in found if bar.stage == stage)
         found.append(StageBar(stage, "optimizer", None, end, end + cost.optimizer))
+        found += [StageBar(stage, "moving", None, 0.0, cost.begin)] if cost.begin else []
     return tuple(found)
 
 
@@ -105,7 +108,7 @@ def _rows(plan: PipelinePlan, bars: tuple[StageBar, ...], scale: float, top: flo
 
 def _key(bars: tuple[StageBar, ...], y: float) -> Iterator[str]:
     x, there = float(LEFT), {bar.kind for bar in bars}
-    for kind in (kind for kind in ("forward", "backward", "weights", "optimizer") if kind in there):
+    for kind in (kind for kind in ("moving", "forward", "backward", "weights", "optimizer") if kind in there):
         colour, name = KINDS[kind]
         yield f'<rect x="{x:.0f}" y="{y:.1f}" width="12" height="12" fill="{colour}"/>'
         yield _text(x + 18, y + 11, name, "")

@@ -186,9 +186,11 @@ def _microbatches(plan: Plan) -> str:
     """The number of microbatches, how they make up the step, and the numbers that the bound covers."""
     made, words = plan.accumulation, []
     if made is not None:
-        adds = sum(row.bytes for row in plan.collectives if row.times < plan.microbatches)
+        once = [row for row in plan.collectives if row.times < plan.microbatches]
+        adds, gathers = (sum(row.bytes for row in once if (row.phase == "forward") is first) for first in (False, True))
         counts = f"{made.weight:.3g}" if made.divisor is None else "by its share of what the mean divides by"
         words.append(f"{plan.microbatches}, one after another, cut from {', '.join(made.cut)}; each one's loss counts {counts}")
+        words += [f"{units.size(gathers)} of parameters gathered once"] if gathers else []
         words += [f"{units.size(adds)} of gradients reduced once"] if adds else []
         if made.reason:
             words.append(f"{'' if made.whole else 'not proved to be '}the whole batch's step{'' if made.whole else ':'} {made.reason}")

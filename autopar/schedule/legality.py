@@ -148,7 +148,6 @@ def _microbatches(schedule: Schedule) -> Violations:
     """Only instructions of the last microbatch read sums, or results made of sums. Gradients leave as sums."""
     last, summed = schedule.graph.microbatches - 1, set(schedule.sums)
     made, short = set[str](), set(schedule.sums)
-    yield from _before_all(schedule)
     for item in schedule.instructions:
         if item.microbatch == BEFORE_ALL:
             continue
@@ -316,6 +315,7 @@ PREDICATES: tuple[tuple[str, Callable[[Schedule], Violations]], ...] = (
     ("every rank starts the collectives of a group in the same order", _same_order),
     ("forward comes before backward", _phases_in_order),
     ("gradients of all microbatches are summed before they are reduced and leave", _microbatches),
+    ("what runs once before all microbatches stands first, call after call, and all of them find it", _before_all),
     ("an operator that runs a second time may, and does the same in backward", _second_runs),
     ("what comes late leads to the loss alone", _late),
     ("every operator runs, and every output is made", _everything_runs),

@@ -173,9 +173,7 @@ def compare(
         values = compare_values(*wide, TOLERANCES["float64"])
         values = replace(values, problems=(*values.problems, *rounded.problems))
     problems = [*values.problems, *_without_numbers(single)]
-    rows_planned = tuple(
-        planned(row) for number in range(plan.microbatches) for row in plan.collectives if plan.microbatches - row.times <= number
-    )
+    rows_planned = tuple(map(planned, plan.collectives_in_a_step))
     rows = [tuple(item.row(mesh) for item in trial.observed) for trial in trials]
     shapes = {name: schedule.graph.tensors[value.tensor].shape for name, value in schedule.values.items()}
     even = all(spec.is_even(shapes[name], mesh.sizes) for name, spec in schedule.specs.items())

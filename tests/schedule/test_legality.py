@@ -10,7 +10,7 @@ import pytest
 from autopar.errors import ScheduleError
 from autopar.graph import Accumulation
 from autopar.schedule import Limits, Schedule
-from autopar.schedule.instructions import Instruction
+from autopar.schedule.instructions import BEFORE_ALL, Instruction
 from autopar.schedule.legality import PREDICATES, check_legal
 from autopar.schedule.passes import run_passes
 from autopar.schedule.storages import may_take
@@ -262,6 +262,50 @@ def reduces_before_the_last_is_added() -> Broken:
     return moved(schedule, reader, schedule.instructions[added - 1]), reader.id
 
 
+BEFORE = "what runs once before all microbatches stands first, call after call, and all of them find it"
+
+
+def made_once() -> Schedule:
+    """Of a plan of three microbatches, which all read layouts that are made once a step."""
+    graph = two_layers()
+    cut = tuple(item.tensor for item in graph.of_kind("input"))
+    return random_schedule(replace(graph, accumulation=Accumulation(3, cut)), machine("x=2,y=2"), 7, once=1.0)
+
+
+def before_all(schedule: Schedule, kind: str) -> list[Instruction]:
+    found = [item for item in schedule.instructions if item.microbatch == BEFORE_ALL and item.kind == kind]
+    assert found
+    return found
+
+
+def gathers_in_every_microbatch() -> Broken:
+    """One of the calls before all runs in every microbatch; the next one stands behind it."""
+    schedule = made_once()
+    first, second = before_all(schedule, "start")[:2]
+    return edited(schedule, first._replace(microbatch=0)), second.id
+
+
+def frees_what_all_read() -> Broken:
+    schedule = made_once()
+    freed = Instruction(len(schedule.instructions), "free", "backward", reads=(schedule.kept_values[0],))
+    return replace(schedule, instructions=(*schedule.instructions, freed)), freed.id
+
+
+def gathers_two_at_once() -> Broken:
+    """The second call starts before the first one's wait."""
+    schedule = made_once()
+    first, second = before_all(schedule, "start")[:2]
+    return moved(schedule, second, first), second.id
+
+
+def gathers_what_a_microbatch_brings() -> Broken:
+    """What is gathered before all is an activation's source: a microbatch has its own."""
+    schedule = made_once()
+    first = before_all(schedule, "start")[0]
+    entering = next(iter(schedule.graph.of_kind("input")))
+    return edited(schedule, first._replace(reads=(entering.tensor,))), first.id
+
+
 LATE = "what comes late leads to the loss alone"
 AGAIN = "an operator that runs a second time may, and does the same in backward"
 def reads_what_lies_on_the_host() -> Broken:
@@ -288,6 +332,10 @@ BROKEN: dict[str, tuple[str, Callable[[], Broken]]] = {
     "forward behind backward": ("forward comes before backward", forward_behind_backward),
     "reduces what is of one microbatch": (SUMS, reduces_what_is_of_one),
     "reduces before the last is added": (SUMS, reduces_before_the_last_is_added),
+    "gathers in every microbatch": (BEFORE, gathers_in_every_microbatch),
+    "frees what all microbatches read": (BEFORE, frees_what_all_read),
+    "gathers two at once": (BEFORE, gathers_two_at_once),
+    "gathers what a microbatch brings": (BEFORE, gathers_what_a_microbatch_brings),
     "runs again what is of backward": (AGAIN, runs_again_what_is_of_backward),
     "runs again otherwise": (AGAIN, runs_again_otherwise),
     "runs again what may not": (AGAIN, runs_again_what_may_not),

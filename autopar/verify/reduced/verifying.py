@@ -271,10 +271,7 @@ Row = tuple[str, tuple[str, ...], str, tuple[str, ...]]
 
 def _other_collectives(plan: Plan, schedule: Schedule, observed: Sequence[Observed]) -> list[str]:
     """What was executed otherwise than the plan lists it."""
-    wanted = [
-        row for number in range(plan.microbatches) for item in plan.collectives if plan.microbatches - item.times <= number
-        if (row := _planned(item, schedule)) is not None
-    ]  # fmt: skip
+    wanted = [row for item in plan.collectives_in_a_step if (row := _planned(item, schedule)) is not None]
     found = [_executed(item.row(schedule.machine.mesh)) for item in observed]
     for number, (one, other) in enumerate(zip(wanted, found, strict=False)):
         if one != other:
