@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import autopar
 from autopar.check import check
 from autopar.check.pipelines import check_pipeline
+from autopar.compare import explain
 from autopar.cost_models import Machine
 from autopar.graph import Accumulation, Graph
 from autopar.pipeline_plan import PipelinePlan
@@ -88,6 +89,13 @@ def test_where_memory_is_short_they_are_gathered_in_each_microbatch() -> None:
     assert len(made_once(short)) < 2 and short.predicted.peak_memory_bytes_per_rank <= short.memory_limit_bytes_per_rank
     assert max(gathers_in_a_step(short).values()) >= COUNT
     assert short.objective.seconds > ample.objective.seconds and check(short) == ()
+
+
+def test_explain_says_so() -> None:
+    found = "\n".join(explain(plan_of(), "down.weight"))
+    assert "kept over all microbatches as 'R R', 262144 bytes on each rank" in found
+    found = "\n".join(explain(plan_of(), "up.weight@once"))
+    assert "from 'S0 R' to 'R R' once a step, kept over its microbatches: all_gather over dp of 262144 bytes" in found
 
 
 @pytest.mark.parametrize("backend", ["gloo", "simulate"])
@@ -183,7 +191,7 @@ EDITS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda data: rows_before(data, "start")[0].update(microbatch=0), "is no reshard made once, or is one and runs in microbatches"),
     (lambda data: [row.pop("once") for row in data["reshards"] if row.get("once")], "is no reshard made once"),
     (lambda data: data["schedule"].append(data["schedule"].pop(0)), "instructions are what runs before all"),
-    (lambda data: [row.update(phase="backward") for row in data["reshards"] if row.get("once")], "which is of one microbatch, or in backward"),
+    (lambda data: [row.update(phase="backward") for row in data["reshards"] if row.get("once")], "of one microbatch, or in backward"),
     (lambda data: data["collectives"][0].update(times=COUNT), f"times: {COUNT} in the plan, 1 recomputed"),
     (lambda data: data["predicted"].update(step_seconds=data["predicted"]["step_seconds"] * 0.99), "predicted.step_seconds"),
     (lambda data: data["predicted"]["memory"].update(activations=data["predicted"]["memory"]["activations"] - 8), "memory.activations"),

@@ -128,7 +128,9 @@ class Explanation:
         for value, spec in read.items():
             reshard = self.reshards.get(value)
             own = value == tensor and first is not None and first.phase == "forward"
-            if own or (reshard is not None and reshard.phase == "forward"):
+            if reshard is not None and reshard.once and self.plan.microbatches > 1:
+                yield f"{indent}kept over all microbatches as {spec_text(spec)}, {self._held(tensor, spec)} bytes on each rank"
+            elif own or (reshard is not None and reshard.phase == "forward"):
                 reason = why_once(Op(first.name, first.op, (), ())) if first is not None else ""
                 why = f", since {first.op} may not run a second time: {reason}" if first is not None and reason else ""
                 if reshard is not None and reshard.on_host:
@@ -178,7 +180,8 @@ class Explanation:
     def _reshard(self, value: str, indent: str) -> Iterator[str]:
         row = self.reshards[value]
         specs = f"from {spec_text(row.from_spec)} to {spec_text(row.to_spec)}"
-        yield f"{indent}reshard of {row.tensor} {specs} before {row.before}, {row.phase}{", once a step" * (row.once or False)}: {self._cost(value)}"
+        when = "once a step, kept over its microbatches" if row.once and self.plan.microbatches > 1 else f"before {row.before}, {row.phase}"
+        yield f"{indent}reshard of {row.tensor} {specs} {when}: {self._cost(value)}"
         yield from self._flights(value, f"{indent}  ")
 
     def _leaving(self, value: str, indent: str) -> Iterator[str]:
