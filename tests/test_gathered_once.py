@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from autopar.check.pipelines import check_pipeline
 from autopar.compare import explain
 from autopar.cost_models import Machine
 from autopar.graph import Accumulation, Graph
+from autopar.pipeline.layer_tables import measure_layers
 from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
 from autopar.recording import replay
@@ -235,3 +237,14 @@ def test_stages_of_a_pipeline_gather_before_their_first_microbatch() -> None:
     data = json.loads(plan.to_json())
     data["stages"][1]["begin_seconds"] = 0.0
     assert any("begin_seconds" in str(one) for one in check_pipeline(PipelinePlan.from_json(json.dumps(data))))
+
+
+def test_a_layer_holds_its_copy_at_rest_and_not_for_each_microbatch() -> None:
+    """Beside the same list whose gathers run in every microbatch."""
+    model, args = example()
+    schedule = replay(plan_of(), autopar.capture(model, args, microbatches=COUNT))
+    items = tuple(item._replace(microbatch=max(item.microbatch, 0)) for item in schedule.instructions)
+    once, each = (measure_layers(made, "adamw") for made in (schedule, replace(schedule, instructions=items)))
+    copies = sum(schedule.local_bytes(value) for value in schedule.kept_values)
+    assert sum(modes[0].rest for modes in once.modes) - sum(modes[0].rest for modes in each.modes) == copies > 0
+    assert sum(modes[0].held for modes in once.modes) < sum(modes[0].held for modes in each.modes)

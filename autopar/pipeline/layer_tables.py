@@ -9,6 +9,7 @@ from itertools import pairwise
 from autopar import pricing
 from autopar.pipeline.cutting import find_units
 from autopar.schedule import Schedule, simulate
+from autopar.schedule.instructions import BEFORE_ALL
 from autopar.schedule.storages import entering, storage_bytes
 from autopar.solvers.pipeline import Mode
 
@@ -24,8 +25,8 @@ class LayerTables:
 def measure_layers(schedule: Schedule, optimizer: str) -> LayerTables:
     """Seconds and bytes of each unit for one microbatch, on a rank.
 
-    Between the halves a unit holds what its operators made and backward reads. At rest it has its parameters, the sums of their gradients
-    and the optimizer's states.
+    Between the halves a unit holds what its operators made and backward reads. At rest it has its parameters, the copies of them that all
+    microbatches read, the sums of their gradients and the optimizer's states.
     """
     graph, units = schedule.graph, find_units(schedule.graph)
     starts = [0, *list(units.values())[1:], len(graph.ops)]
@@ -71,7 +72,7 @@ def _held(schedule: Schedule, home: Mapping[str, int], count: int) -> tuple[list
     wanted = {root[value] for item in schedule.instructions if item.half == "backward" for value in item.reads}
     read: set[tuple[int, str]] = set()
     for item in schedule.instructions:
-        if item.half != "forward":
+        if item.half != "forward" or item.microbatch == BEFORE_ALL:
             continue
         if item.kind == "run":
             unit = home[schedule.operations[item.of].op.name]
@@ -91,11 +92,14 @@ def _held(schedule: Schedule, home: Mapping[str, int], count: int) -> tuple[list
 
 
 def _rest(schedule: Schedule, optimizer: str, home: Mapping[str, int], count: int) -> list[float]:
-    graph, found = schedule.graph, [0.0] * count
+    graph, found, copies = schedule.graph, [0.0] * count, dict[str, int]()
+    for value in schedule.kept_values:
+        tensor = schedule.values[value].tensor
+        copies[tensor] = copies.get(tensor, 0) + schedule.local_bytes(value)
     for item in graph.of_kind("parameter"):
         readers = [home[graph.ops[index].name] for index, _ in graph.consumers[item.tensor] if graph.ops[index].phase == "forward"]
         size, steps = schedule.local_bytes(item.tensor), item.tensor in graph.stepped
         states = pricing.state_bytes(graph, item.tensor, size, optimizer) if steps else 0
         for unit in sorted(set(readers))[:1]:
-            found[unit] += size * (2 if steps else 1) + states
+            found[unit] += size * (2 if steps else 1) + states + copies.get(item.tensor, 0)
     return found
