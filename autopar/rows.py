@@ -434,3 +434,7 @@ class InstructionPlan(Row):
     late: bool | None = None
     launches: Count | None = None
     reads_back: bool | None = None
+
+    def times(self, microbatches: int) -> int:
+        """How often it runs in a step."""
+        return 1 if self.microbatch < 0 else microbatches - self.microbatch

@@ -23,12 +23,11 @@ def calls(walk: Walk, found: dict[str, Call]) -> Iterator[Difference]:
     legs = {(leg.row.value, leg.number): leg for made in walk.legs.values() for leg in made if leg.is_collective}
     moved: dict[tuple[str, int], str] = {}
     inside: dict[str, list[tuple[str, CollectivePlan]]] = {}
-    begins = {row.of: row.microbatch for row in walk.plan.schedule if row.kind == "start"}
-    last = walk.plan.microbatches - 1
+    times = {row.of: row.times(walk.plan.microbatches) for row in walk.plan.schedule if row.kind == "start"}
     in_place = {row.of for row in walk.plan.schedule if row.kind == "start" and row.over is not None}
     for index, row in enumerate(walk.plan.collectives):
         where = f"collectives[{index}]"
-        yield from count(f"{where}.times", row.times, 1 + last - (last if begins.get(row.id or "", 0) < 0 else begins.get(row.id or "", 0)))
+        yield from count(f"{where}.times", row.times, times.get(row.id or "", walk.plan.microbatches))
         if row.id is None:
             inside.setdefault(row.before or "", []).append((where, row))
             continue

@@ -16,7 +16,7 @@ from autopar.check.parts import largest
 from autopar.check.walk import Walk
 from autopar.cost_models import Machine, optimizer_bytes
 from autopar.graph import is_matrix, looked_up
-from autopar.rows import InstructionPlan, TensorSpec
+from autopar.rows import TensorSpec
 from autopar.sharding import ShardingSpec
 
 
@@ -99,7 +99,7 @@ def _predicted(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
     times = plan.microbatches
     compute = times * math.fsum((*walk.seconds.values(), *(_adding(walk, value) for value in walk.sums.values())))
     communication = math.fsum(
-        times_run(order.rows[order.starts[name]], times) * (call.seconds(machine) + _copies(call, machine))
+        order.rows[order.starts[name]].times(times) * (call.seconds(machine) + _copies(call, machine))
         for name, call in order.calls.items() if not call.is_transfer
     )
     communication += times * math.fsum(_inside(walk, op.name) for op in walk.ops)
@@ -150,11 +150,6 @@ def _objective(walk: Walk) -> Iterator[Difference]:
 
 PROOF = 1e-6
 """The gap up to which a plan may be called optimal."""
-
-
-def times_run(row: InstructionPlan, microbatches: int) -> int:
-    """How often an instruction runs in a step."""
-    return 1 if row.microbatch < 0 else microbatches - row.microbatch
 
 
 def local_elements(row: TensorSpec, sizes: tuple[int, ...]) -> int:

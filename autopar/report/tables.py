@@ -148,7 +148,7 @@ def _off(measured: float, predicted: float) -> str:
 def _host(plan: Plan) -> str:
     """What the host issues, and whether the step waits for it."""
     execution, seconds = plan.created_by.execution, dict(plan.hardware.get("host", {}).get("issue_seconds", {}))
-    count = sum((row.launches or 0) * (plan.microbatches - row.microbatch) for row in plan.schedule)
+    count = sum((row.launches or 0) * row.times(plan.microbatches) for row in plan.schedule)
     busy = count * seconds.get(execution, 0.0)
     waits = busy > HOST_BOUND * (plan.predicted.step_seconds - plan.predicted.optimizer_seconds)
     more = "; the step waits for it, so more ranks gain nothing" if waits else ""
