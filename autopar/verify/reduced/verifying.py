@@ -57,7 +57,7 @@ class ReducedVerification:
         ranks: of the mesh, all of them simulated.
         output_error, gradient_errors: as in ``Verification``, in float64.
         operators, planned_operators: that ran on each rank in a step, second runs counted, and those of the plan.
-        collectives, planned_collectives: likewise, of one microbatch.
+        collectives, planned_collectives: likewise; one that runs in several microbatches counts once.
         layers, planned_layers: repeats of equal layers that ran, and those of the plan.
         broken_buckets: kinds of buckets that ran with fewer parts than planned: they span more layers than were kept.
         kept: the dims that keep their sizes.
@@ -230,7 +230,7 @@ def _value(item: GraphInput, graph: Graph, given: Mapping[str, torch.Tensor], ge
 def compare_reduced(plan: Plan, fewer: Fewer, shrunk: Shrunk, single: Whole, ranks: Simulation) -> ReducedVerification:
     """What the ranks gave against what one device did."""
     schedule = shrunk.schedule
-    graph, mesh = schedule.graph, schedule.machine.mesh
+    mesh = schedule.machine.mesh
     trial, other = Trial(), Trial(outputs=single.outputs | {f"buffer:{name}": tensor for name, tensor in single.buffers.items()})
     other.gradients = single.gradients
     for (output, value), tensor, parts in zip(schedule.outputs, ranks.outputs, ranks.parts, strict=True):
@@ -248,7 +248,7 @@ def compare_reduced(plan: Plan, fewer: Fewer, shrunk: Shrunk, single: Whole, ran
         gradient_errors=values.gradients,
         operators=len(schedule.operations),
         planned_operators=len(plan.ops),
-        collectives=len(ranks.observed) // graph.microbatches,
+        collectives=sum(_planned(item, schedule) is not None for item in plan.collectives),
         planned_collectives=len(plan.collectives),
         layers=fewer.kept,
         planned_layers=fewer.layers,
