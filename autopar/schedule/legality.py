@@ -179,10 +179,10 @@ def _microbatches(schedule: Schedule) -> Violations:
 def _before_all(schedule: Schedule) -> Violations:
     """What runs before the first microbatch stands first, one call after another, and reads what all microbatches have alike. What they
     read of it stays."""
-    graph, begun, flying = schedule.graph, False, ""
+    graph, kept, begun, flying = schedule.graph, frozenset(schedule.kept_values), False, ""
     there = {item.tensor for item in graph.inputs if item.kind in ("parameter", "buffer", "constant")}
     for item in schedule.instructions:
-        if item.kind == "free" and not set(schedule.kept_values).isdisjoint(item.reads):
+        if item.kind == "free" and not kept.isdisjoint(item.reads):
             yield item.id, "frees what is kept until the last microbatch has ended"
         if item.microbatch != BEFORE_ALL:
             begun = True
