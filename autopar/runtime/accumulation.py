@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -88,11 +87,13 @@ class MicrobatchedStep:
             self.totals = [_added(self.weights.of[number], *pair) for pair in zip(self.totals, found, strict=True)]
 
     def begin(self, ranks: Sequence[Values]) -> None:
-        """Adds what all microbatches read to the values of one, before its forward; for the first it is made."""
-        names = self.executable.schedule.kept_values
+        """Adds what all microbatches read to the values of one, before its forward; for the first it is made, and so are the sums."""
+        schedule = self.executable.schedule
         if self.common is None:
+            if self.trains:
+                self.sums = [_zeros(schedule, rank, held) for rank, held in zip(self.at, ranks, strict=True)]
             self.executable.begin(ranks, self.observed)
-            self.common = [{name: held[name] for name in names} for held in ranks]
+            self.common = [{name: held[name] for name in schedule.kept_values} for held in ranks]
         else:
             for held, common in zip(ranks, self.common, strict=True):
                 held.update(common)
@@ -133,8 +134,9 @@ class MicrobatchedStep:
     def _summed(self, number: int, ranks: Sequence[Values]) -> Iterator[bool]:
         """Within it the sums of gradients are among the values; whether the microbatch is the last."""
         schedule, last = self.executable.schedule, number == self.made.microbatches - 1
-        for rank, held, mine in zip(self.at, ranks, self.sums or repeat(None, len(ranks)), strict=True):
-            held.update(_zeros(schedule, rank, held) if mine is None else mine)
+        assert self.sums is not None
+        for held, mine in zip(ranks, self.sums, strict=True):
+            held.update(mine)
         self.sums = None
         yield last
         del self.weights.of[number]

@@ -432,7 +432,7 @@ class SpecPropagation:
     def _add_layout(self, reader: str, tensor: str, source: str, spec: ShardingSpec, phase: Phase) -> str:
         """Adds a layout, and returns its value."""
         value = f"{tensor}@{phase}:{spec}"
-        once = self.recipe.keeps_gathered and phase == "forward" and tensor in self.parameters and source == tensor
+        once = self.recipe.keeps_gathered and phase == "forward" and tensor in self.parameters and source in self.stored
         self.layouts.append(Layout(value, tensor, source, spec, phase, reader, once=once))
         self.made_layouts[tensor, spec, phase] = value
         return value
