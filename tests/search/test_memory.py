@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import autopar
-from autopar import zoo
+from autopar import pricing, zoo
 from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.effort import unlimited
 from autopar.errors import InfeasibleError
@@ -212,3 +212,19 @@ def test_choices_stand_for_an_assignment() -> None:
     assert (again.inputs, again.strategies) == (assignment.inputs, assignment.strategies)
     nowhere = ShardingSpec(((), ()), ((0, "sum"),))
     assert solve_fixed(model, problem, replace(assignment, inputs=dict.fromkeys(assignment.inputs, nowhere)), 0, unlimited()) is None
+
+
+def test_a_copy_that_is_gathered_once_counts_beside_what_rests() -> None:
+    """At the optimizer's step, when nothing is read: the part at rest, its gradient and states, and the copy."""
+    target = zoo.build("mlp")
+    graph = autopar.capture(target.model, target.args, loss=target.loss, loss_args=target.loss_args, microbatches=4)
+    model, copies = model_of(graph, "x=2,y=2"), 0
+    space, end = model.space, len(graph.ops)
+    for name in graph.stepped:
+        node = model.nodes[model.node_number["input", name]]
+        sizes = zip(space.stored_bytes(name, node.resting), space.stored_bytes(name, node.specs), strict=True)
+        for items, rest, read, (local, kept) in zip(node.items, node.resting, node.specs, sizes, strict=True):
+            held = sum(size for begin, behind, size in items if begin <= end < behind)
+            assert held == 2 * local + pricing.state_bytes(graph, name, local, "adamw") + (kept if read != rest else 0)
+            copies += read != rest
+    assert copies > 0
