@@ -18,6 +18,8 @@ from autopar.report.trace import flow
 
 WIDTH, LEFT, RIGHT, ROW, LINE = 1000, 90, 20, 34, 18
 """Pixels: of the picture, of its margins, of a stage's row, of a line of text."""
+LETTER = 7
+"""Pixels that a letter of the key takes, at most on average."""
 NUMBERED = 16
 """Pixels of the narrowest bar with its microbatch in it."""
 
@@ -109,10 +111,10 @@ def _rows(plan: PipelinePlan, bars: tuple[StageBar, ...], scale: float, top: flo
 def _key(bars: tuple[StageBar, ...], y: float) -> Iterator[str]:
     x, there = float(LEFT), {bar.kind for bar in bars}
     for kind in (kind for kind in ("moving", "forward", "backward", "weights", "optimizer") if kind in there):
-        colour, name = KINDS[kind]
+        colour, name = KINDS[kind][0], "gathered once" if kind == "moving" else KINDS[kind][1]
         yield f'<rect x="{x:.0f}" y="{y:.1f}" width="12" height="12" fill="{colour}"/>'
         yield _text(x + 18, y + 11, name, "")
-        x += 130
+        x += 34 + LETTER * len(name)
     yield _text(x, y + 11, "idle where grey; a number is a microbatch", "class='note' fill='#5a5a5a'")
 
 
