@@ -111,7 +111,7 @@ class Executable:
         return tuple(sorted(needed & made))
 
     def begin(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
-        """Adds what all microbatches read, and no single one makes, to the values of each rank."""
+        """Runs what a step does once, before its first microbatch; ``ranks`` hold the results too then."""
         if self.first_segment is not None:
             _run(self.first_segment, ranks, {}, observed)
 
