@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from autopar.cost_models import COST_MODELS, EXECUTIONS, CostModelError, Execution, Hardware, Mesh, find_optimizer, load_hardware
 from autopar.effort import DEFAULT_EFFORT, Effort, check_effort
 from autopar.errors import FileError, UsageError
-from autopar.pipeline.orders import check_order
+from autopar.pipeline.orders import parse_order
 from autopar.rows import Inputs
 from autopar.seeds import check_seed
 
@@ -92,7 +92,7 @@ class PlanOptions:
         check_one_of("kind of inputs", self.inputs, get_args(Inputs))
         check_one_of("cost model", self.cost_model, tuple(COST_MODELS))
         check_one_of("way to recompute", self.recompute, RECOMPUTE)
-        check_order(self.order)
+        parse_order(self.order)
         check_offload(self.offload, self.hardware, self.cost_model, self.execute)
         check_execution(self.execute, self.hardware, self.cost_model)
         with user_errors():

@@ -20,10 +20,11 @@ from autopar.plan import Plan
 from autopar.rows import AccumulationPlan, BaselinePlan, Count, CreatedBy, Model, Objective, Row, Seconds, Shape
 
 PIPELINE_SCHEMA = "autopar.pipeline-plan/1"
-OrderName = Literal["auto", "whole", "gpipe", "1f1b", "zero-bubble"]
+OrderName = Literal["auto", "whole", "gpipe", "1f1b", "zero-bubble", "interleaved"]
 """How each stage orders its actions. ``auto``: ``whole``, or ``zero-bubble`` where that is clearly faster. ``whole``: searched, with
 backward whole. ``zero-bubble``: searched, with gradients of weights in actions of their own. ``gpipe``: all of forward, then all of
-backward. ``1f1b``: one backward after each forward, once one microbatch more is in flight than stages are behind."""
+backward. ``1f1b``: one backward after each forward, once one microbatch more is in flight than stages are behind. ``interleaved``:
+searched, with several stages a rank and backward whole."""
 _AGAIN = "write the plan again with autopar plan -o"
 
 
@@ -58,6 +59,9 @@ class StagePlan(Row):
         held_bytes_per_rank: of one microbatch between forward and backward.
         weights_seconds, last_weights_seconds, held_for_weights_bytes_per_rank: where gradients of weights are apart: of one microbatch, of
             the last, and the bytes that one holds between backward and these. ``backward_seconds`` are then without them.
+        busy_seconds: of the stage alone.
+        rest_bytes_per_rank: what it has there between its actions, without microbatches in flight.
+        peak_memory_bytes_per_rank: of a rank that runs it, with the rank's other stages.
         in_flight: microbatches that it holds at once, at most.
         plan: of the stage's graph on the stage's ranks, for one microbatch in flight.
     """
@@ -77,11 +81,15 @@ class StagePlan(Row):
     weights_seconds: Seconds | None = None
     last_weights_seconds: Seconds | None = None
     held_for_weights_bytes_per_rank: Count | None = None
+    rest_bytes_per_rank: Count | None = None
     plan: Plan
 
 
 class PipelinePlan(Row):
-    """A whole pipeline. Values, never changed. ``order`` is what was asked for; each stage has its own in full."""
+    """A whole pipeline. Values, never changed. ``order`` is what was asked for; each stage has its own in full.
+
+    Stage s runs at position s mod ``mesh["pp"]``. Where a position has several, ``turns`` has its stages, ``0 0 4 0``, action by action.
+    """
 
     schema_: Literal["autopar.pipeline-plan/1"] = Field("autopar.pipeline-plan/1", alias="schema")
     created_by: CreatedBy
@@ -100,6 +108,7 @@ class PipelinePlan(Row):
     boundaries: tuple[BoundaryPlan, ...]
     tied: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     baselines: dict[str, BaselinePlan] = Field(default_factory=dict)
+    turns: tuple[str, ...] | None = None
     stages: Annotated[tuple[StagePlan, ...], Field(min_length=1)]
 
     _loss: Callable[..., Any] | None = PrivateAttr(None)
@@ -117,6 +126,21 @@ class PipelinePlan(Row):
     def cut(self) -> tuple[str, ...]:
         """The first module of each stage but the first."""
         return tuple(stage.first_module for stage in self.stages[1:])
+
+    @property
+    def positions(self) -> int:
+        """Ranks along the axis of stages."""
+        return next(iter(self.mesh.values()))
+
+    @property
+    def chunks(self) -> int:
+        """Stages that each rank runs."""
+        return len(self.stages) // self.positions
+
+    @property
+    def order_asked(self) -> str:
+        """The order as a user asks for it."""
+        return f"{self.order}:{self.chunks}" if self.chunks > 1 else self.order
 
     @property
     def split(self) -> bool:

@@ -1,6 +1,6 @@
 """Recomputes a pipeline's plan from the file: each stage's own plan, what crosses, the timetable, the step and memory.
 
-The bytes that a microbatch holds between its halves are taken from the file.
+The bytes that a microbatch holds between its halves are taken from the file, and those of a stage between its actions.
 """
 
 from __future__ import annotations
@@ -46,9 +46,28 @@ def check_pipeline(plan: PipelinePlan, graph: Graph | None = None) -> tuple[Diff
         found += _stage(plan, number, stage)
     found += _crossing(plan)
     lines = [[_read(word) for word in stage.order.split()] for stage in plan.stages]
-    broken = list(_timetable(plan, lines))
+    broken = list(_positions(plan, lines)) or list(_timetable(plan, lines))
     found += broken or _figures(plan, lines)
     return tuple(sorted(found, key=lambda item: item.runs))
+
+
+def _positions(plan: PipelinePlan, lines: list[list[Slot]]) -> Iterator[Difference]:
+    """Each position has as many stages, and where it has several, a turn for each action of these."""
+    count = plan.mesh[next(iter(plan.mesh))]
+    if len(plan.stages) % count:
+        yield Difference("stages", f"{len(plan.stages)} on {count} positions")
+    elif len(plan.stages) == count:
+        if plan.turns is not None:
+            yield Difference("turns", "each rank runs one stage, which needs none")
+    elif any(row.rest_bytes_per_rank is None for row in plan.stages):
+        yield Difference("stages", "ranks run several stages, and one does not say what it has there between its actions")
+    elif plan.turns is None or len(plan.turns) != count:
+        yield Difference("turns", f"{0 if plan.turns is None else len(plan.turns)} lines, {count} positions run several stages")
+    else:
+        for position, words in enumerate(plan.turns):
+            wanted = {str(stage): len(line) for stage, line in enumerate(lines) if stage % count == position}
+            if Counter(words.split()) != wanted:
+                yield Difference(f"turns[{position}]", "not each stage of the position once for each of its actions")
 
 
 def _read(word: str) -> Slot:
@@ -146,14 +165,24 @@ def _timetable(plan: PipelinePlan, lines: list[list[Slot]]) -> Iterator[Differen
         for kind in kinds:
             if [slot.number for slot in line if slot.kind == kind] != list(range(plan.microbatches)):
                 yield Difference(f"stages[{stage}].order", f"microbatches of {kind} do not rise")
-    done, at = set[tuple[int, Slot]](), [0] * len(lines)
-    while moved := [stage for stage, line in enumerate(lines) if at[stage] < len(line) and _is_ready(plan, stage, line[at[stage]], done)]:
-        for stage in moved:
-            done.add((stage, lines[stage][at[stage]]))
-            at[stage] += 1
-    for stage, line in enumerate(lines):
-        if at[stage] < len(line):
-            yield Difference(f"stages[{stage}].order", f"waits for ever before {line[at[stage]].kind}{line[at[stage]].number}")
+    done, ranks = set[tuple[int, Slot]](), _ranks(plan, lines)
+    at = [0] * len(ranks)
+    while moved := [rank for rank, queue in enumerate(ranks) if at[rank] < len(queue) and _is_ready(plan, *queue[at[rank]], done)]:
+        for rank in moved:
+            done.add(ranks[rank][at[rank]])
+            at[rank] += 1
+    for place, queue in zip(at, ranks, strict=True):
+        if place < len(queue):
+            stage, slot = queue[place]
+            yield Difference(f"stages[{stage}].order", f"waits for ever before {slot.kind}{slot.number}")
+
+
+def _ranks(plan: PipelinePlan, lines: list[list[Slot]]) -> list[list[tuple[int, Slot]]]:
+    """The actions of each position in their order, with their stages."""
+    if plan.turns is None:
+        return [[(stage, slot) for slot in line] for stage, line in enumerate(lines)]
+    left = [list(reversed(line)) for line in lines]
+    return [[(int(word), left[int(word)].pop()) for word in words.split()] for words in plan.turns]
 
 
 def _is_ready(plan: PipelinePlan, stage: int, slot: Slot, done: set[tuple[int, Slot]]) -> bool:
@@ -172,31 +201,35 @@ def _sources(plan: PipelinePlan, stage: int, kind: str) -> list[int]:
 def _figures(plan: PipelinePlan, lines: list[list[Slot]]) -> Iterator[Difference]:
     """The step, what stages hold in flight, and their memory, from the orders and the stages' seconds."""
     sent: dict[tuple[int, Slot], float] = {}
-    free, at = [row.begin_seconds or 0.0 for row in plan.stages], [0] * len(lines)
-    busy = list(free)
-    while any(place < len(line) for place, line in zip(at, lines, strict=True)):
-        for stage, line in enumerate(lines):
-            while at[stage] < len(line) and _is_ready(plan, stage, line[at[stage]], set(sent)):
-                slot, row = line[at[stage]], plan.stages[stage]
-                last = slot.number == plan.microbatches - 1
+    ranks = _ranks(plan, lines)
+    busy, at = [row.begin_seconds or 0.0 for row in plan.stages], [0] * len(ranks)
+    free = [sum(busy[rank :: len(ranks)]) for rank in range(len(ranks))]
+    while any(place < len(queue) for place, queue in zip(at, ranks, strict=True)):
+        for rank, queue in enumerate(ranks):
+            while at[rank] < len(queue) and _is_ready(plan, *queue[at[rank]], set(sent)):
+                stage, slot = queue[at[rank]]
+                row, last = plan.stages[stage], slot.number == plan.microbatches - 1
                 length = _length(row, slot, last=last)
-                arrivals = [sent[source, slot] + plan.transfer_seconds for source in _sources(plan, stage, slot.kind)]
-                begin = max([free[stage], *arrivals])
-                free[stage] = begin + length
+                sources = _sources(plan, stage, slot.kind)
+                arrivals = [sent[source, slot] + plan.transfer_seconds * (source % len(ranks) != rank) for source in sources]
+                begin = max([free[rank], *arrivals])
+                free[rank] = begin + length
                 is_early = slot.kind == "B" and last and row.last_sent_seconds is not None
-                sent[stage, slot] = begin + (row.last_sent_seconds or 0.0) if is_early else free[stage]
+                sent[stage, slot] = begin + (row.last_sent_seconds or 0.0) if is_early else free[rank]
                 busy[stage] += length
-                at[stage] += 1
-    step = max(end + row.optimizer_seconds for end, row in zip(free, plan.stages, strict=True))
+                at[rank] += 1
+    step = max(end + sum(row.optimizer_seconds for row in plan.stages[rank :: len(ranks)]) for rank, end in enumerate(free))
     yield from seconds("objective.seconds", plan.objective.seconds, step)
     if plan.objective.bound_seconds > step and not close(plan.objective.bound_seconds, step):
         yield Difference("objective.bound_seconds", "the bound is above the step", runs=True)
     yield from compare_with_baselines(plan.baselines, plan.memory_limit_bytes_per_rank, plan.objective.bound_seconds)
-    for stage, (line, row) in enumerate(zip(lines, plan.stages, strict=True)):
-        most, peak = _in_flight(row, line)
-        where = f"stages[{stage}]"
-        yield from count(f"{where}.in_flight", row.in_flight, most)
-        yield from count(f"{where}.peak_memory_bytes_per_rank", row.peak_memory_bytes_per_rank, peak)
+    most, peaks = _in_flight(plan, ranks)
+    for stage, row in enumerate(plan.stages):
+        where, parts = f"stages[{stage}]", row.plan.predicted.memory
+        yield from count(f"{where}.in_flight", row.in_flight, most[stage])
+        yield from count(f"{where}.peak_memory_bytes_per_rank", row.peak_memory_bytes_per_rank, peaks[stage % len(ranks)])
+        if row.rest_bytes_per_rank is not None and row.rest_bytes_per_rank < parts.parameters + parts.optimizer:
+            yield Difference(f"{where}.rest_bytes_per_rank", f"{row.rest_bytes_per_rank or 0}, parameters and optimizer states are more")
         yield from seconds(f"{where}.busy_seconds", row.busy_seconds, busy[stage] + row.optimizer_seconds)
 
 
@@ -209,18 +242,23 @@ def _length(row: StagePlan, slot: Slot, *, last: bool) -> float:
     return (row.last_weights_seconds if last else row.weights_seconds) or 0.0
 
 
-def _in_flight(row: StagePlan, line: list[Slot]) -> tuple[int, int]:
-    """The most microbatches that are begun and not over, and bytes at the peak: the one at work with its plan's, the others between."""
-    forward, backward, split = set[int](), set[int](), any(slot.kind == "W" for slot in line)
-    most, peak = 0, row.plan.predicted.peak_memory_bytes_per_rank
-    for slot in line:
-        forward.discard(slot.number)
-        backward.discard(slot.number)
-        others = len(forward) * row.held_bytes_per_rank + len(backward) * (row.held_for_weights_bytes_per_rank or 0)
-        most = max(most, 1 + len(forward) + len(backward))
-        peak = max(peak, row.plan.predicted.peak_memory_bytes_per_rank + others)
-        if slot.kind == "F":
-            forward.add(slot.number)
-        elif slot.kind == "B" and split:
-            backward.add(slot.number)
-    return most, peak
+def _in_flight(plan: PipelinePlan, ranks: list[list[tuple[int, Slot]]]) -> tuple[list[int], list[int]]:
+    """The most microbatches of each stage that are begun and not over, and bytes at the peak of each position.
+
+    The microbatch at work has its stage's plan's bytes, others what they hold between, and the position's other stages what rests.
+    """
+    most, peaks = [0] * len(plan.stages), [0] * len(ranks)
+    for rank, queue in enumerate(ranks):
+        begun: dict[tuple[int, int], str] = {}
+        for stage, slot in queue:
+            begun.pop((stage, slot.number), None)
+            row, held = plan.stages[stage], 0
+            for (other, _), kind in begun.items():
+                one = plan.stages[other]
+                held += one.held_bytes_per_rank if kind == "F" else one.held_for_weights_bytes_per_rank or 0
+            rest = sum(one.rest_bytes_per_rank or 0 for one in plan.stages[rank :: len(ranks)] if one is not row)
+            most[stage] = max(most[stage], 1 + sum(other == stage for other, _ in begun))
+            peaks[rank] = max(peaks[rank], row.plan.predicted.peak_memory_bytes_per_rank + rest + held)
+            if slot.kind == "F" or (slot.kind == "B" and any(one == stage and other.kind == "W" for one, other in queue)):
+                begun[stage, slot.number] = slot.kind
+    return most, peaks

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter
 
 from autopar.cost_models import Machine
@@ -29,8 +30,8 @@ from autopar.pipeline.clock import PipelineTimes, StageCosts, measure_stage, tim
 from autopar.pipeline.crossing import crossing_pins, crossing_specs, stage_pins, tied_pins, transfer_seconds
 from autopar.pipeline.cutting import Stages, cut_graph, find_units
 from autopar.pipeline.equal_stages import schedule_for, structure_of
-from autopar.pipeline.orders import write_lines
-from autopar.pipeline.timetable import Action, read_order
+from autopar.pipeline.orders import interleave, write_lines
+from autopar.pipeline.timetable import Action, merge_queues, read_order
 from autopar.schedule import Assignment, Schedule
 from autopar.schedule.limit_search import LimitSearch, improve_plan
 from autopar.schedule.passes import ENDING, run_passes
@@ -139,30 +140,38 @@ class PipelineBaselines:
     Args:
         machine: of all ranks; the outermost axis is ``pp``.
         stage_machine: the ranks of one stage.
+        chunks: stages of each rank: with more than one, in Megatron-LM's interleaved order.
         pins: the user's, on the whole graph.
         recompute: whether operators may run a second time in backward.
         deadline: of ``perf_counter``; no further ones are written after it.
     """
 
     def __init__(
-        self, graph: Graph, machine: Machine, stage_machine: Machine, optimizer: str, memory_limit: int, *,
+        self, graph: Graph, machine: Machine, stage_machine: Machine, optimizer: str, memory_limit: int, chunks: int = 1, *,
         pins: Mapping[str, str], recompute: bool, deadline: float,
     ) -> None:  # fmt: skip
         self.graph, self.machine, self.stage_machine, self.optimizer = graph, machine, stage_machine, optimizer
         self.memory_limit, self.pins, self.recompute, self.deadline = memory_limit, pins, recompute, deadline
-        self.count, self.sizes = machine.mesh.sizes[0], stage_machine.mesh.sizes
-        self.order = read_order(write_lines("1f1b", self.count, graph.microbatches))
+        self.positions, self.chunks, self.sizes = machine.mesh.sizes[0], chunks, stage_machine.mesh.sizes
+
+    @cached_property
+    def order(self) -> tuple[Action, ...]:
+        """The timetable."""
+        count = self.graph.microbatches
+        if self.chunks == 1:
+            return read_order(write_lines("1f1b", self.positions, count))
+        return merge_queues(interleave(self.positions, self.chunks, count))
 
     def find(self) -> dict[str, PipelineBaseline]:
         """By name, with the policy (``NAME+POLICY``) where stages recompute. What cannot be written by hand is left out.
 
         The fastest that fits gets local search over its order as well.
         """
-        cut, found = count_evenly(self.graph, self.count), dict[str, PipelineBaseline]()
+        cut, found = count_evenly(self.graph, self.positions * self.chunks), dict[str, PipelineBaseline]()
         if cut is None:
             return found
         try:
-            stages = cut_graph(self.graph, cut)
+            stages = cut_graph(self.graph, cut, self.positions)
         except UsageError:  # a tied weight whose gradients this cut does not take apart
             return found
         space = self._space(self.graph, self.pins)
@@ -237,10 +246,9 @@ class PipelineBaselines:
         measured = {number: measure_stage(schedule, self.optimizer) for number, schedule in lists.items()}
         costs = [measured[id(plan)] for plan in plans]
         times = time_pipeline(stages, costs, self.order, transfer)
-        peaks = tuple(cost.peak_with(flying) for cost, flying in zip(costs, times.in_flight, strict=True))
-        fits = max(peaks) <= self.memory_limit
+        fits = max(times.peaks) <= self.memory_limit
         used = tuple(lists[id(plan)] for plan in plans)
-        return PipelineBaseline(stages, cut, tuple(plans), used, tuple(costs), self.order, times, transfer, peaks, fits)
+        return PipelineBaseline(stages, cut, tuple(plans), used, tuple(costs), self.order, times, transfer, times.peaks, fits)
 
     def _improve(self, made: PipelineBaseline) -> PipelineBaseline:
         """The pipeline after local search over the order of each stage, within the memory that it holds."""

@@ -1,8 +1,9 @@
 """How long a pipeline's step takes, and what its ranks hold: each action as long as its part of the stage's schedule.
 
-A stage runs one action at a time; the first begins behind what is done once before all (weights are gathered that are kept). What crosses
-arrives ``transfer`` seconds after the sending action is over. The last microbatch's last part ends with what a step does once: gradients
-are reduced then, behind what is sent where the list has it so (``schedule.splitting``). The optimizer's step follows it in each stage.
+A rank runs one action of its stages at a time; the first begins behind what is done once before all (weights are gathered that are kept).
+What crosses to other ranks arrives ``transfer`` seconds after the sending action is over. The last microbatch's last part ends with what a
+step does once: gradients are reduced then, behind what is sent where the list has it so (``schedule.splitting``). The optimizer's step
+follows it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from autopar.pipeline.cutting import Stages
-from autopar.pipeline.timetable import Action, Part, stages_split
+from autopar.pipeline.cutting import Boundary, Stages
+from autopar.pipeline.timetable import Action, Part, read_order, stages_split
 from autopar.pipeline_plan import PipelinePlan
 from autopar.schedule import Instruction, Schedule, memory, simulate
 from autopar.schedule.instructions import BEFORE_ALL
 from autopar.schedule.simulation import makespan
 from autopar.schedule.splitting import find_once_part, find_weight_part
-from autopar.schedule.storages import entering, storage_bytes
+from autopar.schedule.storages import entering, resting_bytes, storage_bytes
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class StageCosts:
         weights, last_weights: seconds of gradients of weights, where they are a part of their own; backward is then without them.
         held_for_weights: bytes that a microbatch holds between backward and that part.
         begin: seconds of what runs once, before the first microbatch.
+        rest: bytes that are there while no microbatch is in flight, and another stage of the rank runs.
     """
 
     forward: float
@@ -48,6 +50,7 @@ class StageCosts:
     last_weights: float = 0.0
     held_for_weights: int = 0
     begin: float = 0.0
+    rest: int = 0
 
     def seconds(self, part: Part, *, last: bool) -> float:
         """Of a part of a microbatch, the ``last`` one or not."""
@@ -94,8 +97,39 @@ def measure_stage(schedule: Schedule, optimizer: str, *, split: bool = False) ->
     return StageCosts(
         forward, backward, last_backward, schedule.optimizer_seconds(optimizer), held_between(schedule, first, ("input",)),
         memory(schedule, optimizer).peak, last_sent, weights, last_weights,
-        held_between(schedule, second, ("input", "tangent")) if split else 0, begin,
+        held_between(schedule, second, ("input", "tangent")) if split else 0, begin, rest_bytes(schedule, optimizer),
     )  # fmt: skip
+
+
+def rest_bytes(schedule: Schedule, optimizer: str) -> int:
+    """Bytes of a rank that are there between the actions of a stage, without those of microbatches in flight.
+
+    Parameters, optimizer states, inputs of the call, the copies that all microbatches read, outputs, and the sums of gradients, which are
+    gradients at last.
+    """
+    root, came = schedule.storage, entering(schedule)
+    summed = {root[value] for value in schedule.sums}
+    given = {item.tensor for item in schedule.graph.of_kind("input") if not item.is_received}
+    leaving = {kind: {root[value] for output, value in schedule.outputs if output.kind == kind and not output.is_sent} - came.keys()
+               for kind in ("gradient", "output")}  # fmt: skip
+    kept = {root[value] for value in schedule.kept_values} - came.keys()
+
+    def size(roots: Collection[str]) -> int:
+        return sum(storage_bytes(schedule, base) for base in roots)
+
+    inputs = sum(came[name] for name in given)
+    return resting_bytes(schedule, optimizer) + inputs + size(kept) + size(leaving["output"]) + max(size(summed), size(leaving["gradient"]))
+
+
+def recorded_stages(plan: PipelinePlan) -> Stages:
+    """What crosses between a file's stages, and where they run, without their graphs."""
+    boundaries = tuple(Boundary(row.tensor, row.from_stage, row.to_stage) for row in plan.boundaries)
+    return Stages((), boundaries, positions=plan.positions)
+
+
+def recorded_order(plan: PipelinePlan) -> tuple[Action, ...]:
+    """The timetable of a file. Raises MismatchError: it cannot be run."""
+    return read_order([stage.order for stage in plan.stages], plan.turns or ())
 
 
 def recorded_costs(plan: PipelinePlan) -> list[StageCosts]:
@@ -106,7 +140,7 @@ def recorded_costs(plan: PipelinePlan) -> list[StageCosts]:
             row.plan.predicted.peak_memory_bytes_per_rank,
             row.last_backward_seconds if row.last_sent_seconds is None else row.last_sent_seconds,
             row.weights_seconds or 0.0, row.last_weights_seconds or 0.0, row.held_for_weights_bytes_per_rank or 0,
-            row.begin_seconds or 0.0,
+            row.begin_seconds or 0.0, row.rest_bytes_per_rank or 0,
         )
         for row in plan.stages
     ]  # fmt: skip
@@ -143,7 +177,7 @@ class PipelineTimes:
         begins: of each action of the timetable, in its order.
         busy: seconds that each stage works.
         in_flight: the most microbatches that each stage holds at once.
-        peaks: bytes at the peak of a rank of each stage.
+        peaks: bytes at the peak of a rank that runs each stage.
     """
 
     step: float
@@ -156,31 +190,48 @@ class PipelineTimes:
 def time_pipeline(stages: Stages, costs: Sequence[StageCosts], order: Sequence[Action], transfer: float) -> PipelineTimes:
     """The step that a total order of actions makes."""
     last, split = max(action.microbatch for action in order), stages_split(order)
-    free, busy, begins = [cost.begin for cost in costs], [cost.begin for cost in costs], list[float]()
+    places = [stages.position(stage) for stage in range(len(costs))]
+    free, busy, begins = [0.0] * (max(places) + 1), [cost.begin for cost in costs], list[float]()
+    for place, cost in zip(places, costs, strict=True):
+        free[place] += cost.begin
     sent: dict[tuple[int, str, int], float] = {}
     for action in order:
         stage, part, number = action
-        arrivals = [sent[one.source, one.half, number] + transfer for one in stages.received(stage, part)]
-        begin = max(free[stage], *arrivals, 0.0)
+        place = places[stage]
+        arrivals = [
+            sent[one.source, one.half, number] + (transfer if places[one.source] != place else 0.0) for one in stages.received(stage, part)
+        ]
+        begin = max(free[place], *arrivals, 0.0)
         seconds = costs[stage].seconds(part, last=number == last)
-        free[stage] = begin + seconds
+        free[place] = begin + seconds
         sent[stage, part, number] = begin + costs[stage].seconds_to_send(part, last=number == last)
         begins.append(begin)
         busy[stage] += seconds
-    step = max(end + cost.optimizer for end, cost in zip(free, costs, strict=True))
+    for place, cost in zip(places, costs, strict=True):
+        free[place] += cost.optimizer
     whole = tuple(seconds + cost.optimizer for seconds, cost in zip(busy, costs, strict=True))
-    held = [_replay_memory(order, stage, cost, split) for stage, cost in enumerate(costs)]
-    return PipelineTimes(step, tuple(begins), whole, tuple(most for most, _ in held), tuple(peak for _, peak in held))
+    most, peaks = _replay_memory(order, places, costs, split)
+    return PipelineTimes(max(free), tuple(begins), whole, most, tuple(peaks[place] for place in places))
 
 
-def _replay_memory(order: Sequence[Action], stage: int, cost: StageCosts, split: Collection[int]) -> tuple[int, int]:
-    """The most microbatches that a stage holds at once, and bytes at its peak: one microbatch is inside an action, the others between."""
-    between, most, peak = Counter[str](), 0, cost.peak
-    following = {"forward": "backward", "backward": "weights" if stage in split else ""}
-    for action in order:
-        if action.stage == stage:
-            between[action.part] -= action.part != "forward"
-            most = max(most, 1 + between["backward"] + between["weights"])
-            peak = max(peak, cost.peak + between["backward"] * cost.held + between["weights"] * cost.held_for_weights)
-            between[following.get(action.part, "")] += 1
-    return most, peak
+def _replay_memory(
+    order: Sequence[Action], places: Sequence[int], costs: Sequence[StageCosts], split: Collection[int]
+) -> tuple[tuple[int, ...], list[int]]:  # fmt: skip
+    """The most microbatches that each stage holds at once, and bytes at the peak of each position.
+
+    One microbatch is inside an action of one stage; the others are between, and the other stages at rest.
+    """
+    between, most = [Counter[str]() for _ in costs], [0] * len(costs)
+    mine = [[stage for stage, place in enumerate(places) if place == position] for position in range(max(places) + 1)]
+    resting = [sum(costs[stage].rest for stage in stages) for stages in mine]
+    peaks = [max(costs[stage].peak + rest - costs[stage].rest for stage in stages) for stages, rest in zip(mine, resting, strict=True)]
+    for stage, part, _ in order:
+        place, here, cost = places[stage], between[stage], costs[stage]
+        here[part] -= part != "forward"
+        most[stage] = max(most[stage], 1 + here["backward"] + here["weights"])
+        held = sum(
+            between[one]["backward"] * costs[one].held + between[one]["weights"] * costs[one].held_for_weights for one in mine[place]
+        )
+        peaks[place] = max(peaks[place], cost.peak + resting[place] - cost.rest + held)
+        here[{"forward": "backward", "backward": "weights" if stage in split else ""}.get(part, "")] += 1
+    return tuple(most), peaks

@@ -60,15 +60,21 @@ def stage_pins(graph: Graph, whole: Graph, mesh: Mesh, pins: Mapping[str, str]) 
 def tied_pins(graph: Graph, stages: Stages, before: Sequence[Mapping[str, ShardingSpec]], sizes: Sequence[int]) -> dict[str, str]:
     """Tied parameters lie as in the first stage that holds them, whose gradients theirs are added to.
 
+    What several stages of a rank read is held once, so frozen parameters and buffers lie alike in these.
+
     Args:
         graph: of a stage.
-        before: for each stage before it the specs of its parameters, by tensor.
+        before: for each stage before it the specs of its inputs, by tensor.
     """
-    pins = {}
-    for item in graph.of_kind("parameter"):
-        earlier = [stage for stage in stages.tied.get(item.tensor, ()) if stage < len(before)]
-        if earlier:
-            pins[item.name] = str(item.own_spec(before[earlier[0]][item.tensor], sizes))
+    pins, position = {}, stages.position(len(before))
+    for item in graph.inputs:
+        if item.kind in ("parameter", "buffer"):
+            tied = stages.tied.get(item.tensor, ())
+            earlier = (specs[item.tensor] for stage, specs in enumerate(before)
+                       if item.tensor in specs and (stage in tied or stages.position(stage) == position))  # fmt: skip
+            spec = next(earlier, None)
+            if spec is not None:
+                pins[item.name] = str(item.own_spec(spec, sizes))
     return pins
 
 

@@ -60,11 +60,21 @@ class Stages:
         graphs: of each stage, with the names of the whole graph. What it receives in forward are inputs, in backward tangents.
         boundaries: what crosses, in order of the sending stage, then of making.
         tied: the parameters, by tensor name, that several stages hold, with these.
+        positions: ranks along the axis of stages. Stage s is at position s mod ``positions``. None: each stage has one of its own.
     """
 
     graphs: tuple[Graph, ...]
     boundaries: tuple[Boundary, ...]
     tied: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    positions: int | None = None
+
+    def position(self, stage: int) -> int:
+        """Where along the axis of stages a stage runs."""
+        return stage if self.positions is None else stage % self.positions
+
+    def at(self, position: int) -> range:
+        """The stages that run at a position."""
+        return range(position, len(self.graphs), len(self.graphs) if self.positions is None else self.positions)
 
     def sent(self, stage: int, half: str) -> tuple[Boundary, ...]:
         """What a stage sends at the end of a half; nothing for another part."""
@@ -87,18 +97,19 @@ def find_units(graph: Graph) -> dict[str, int]:
     return found
 
 
-def cut_graph(graph: Graph, cut: Sequence[str]) -> Stages:
+def cut_graph(graph: Graph, cut: Sequence[str], positions: int | None = None) -> Stages:
     """The stages of a training graph.
 
     Args:
         cut: the first module of each stage but the first, in order.
+        positions: see ``Stages``.
 
     Raises:
         UsageError: a module that the graph has not, or that stands before the one ahead of it; a graph that cannot be cut: without a scalar
             loss, with gradients of inputs, with buffers that change; a tied weight whose gradients cannot be taken apart.
     """
     _check(graph)
-    return _Cutter(graph, _starts(graph, cut)).stages()
+    return replace(_Cutter(graph, _starts(graph, cut)).stages(), positions=positions)
 
 
 def _check(graph: Graph) -> None:

@@ -9,10 +9,8 @@ from typing import NamedTuple
 from autopar.compare import explain
 from autopar.errors import UsageError
 from autopar.graph import layer_of
-from autopar.pipeline.clock import PipelineTimes, StageCosts, recorded_costs, time_pipeline
-from autopar.pipeline.cutting import Boundary, Stages
+from autopar.pipeline.clock import PipelineTimes, StageCosts, recorded_costs, recorded_stages, time_pipeline
 from autopar.pipeline.order_search import choose_order
-from autopar.pipeline.timetable import read_order
 from autopar.pipeline_plan import PipelinePlan
 
 CUT = "cut"
@@ -95,7 +93,7 @@ def _explain_cut(plan: PipelinePlan) -> Iterator[str]:
     counts, step, m = layer_counts(plan), plan.objective.seconds, plan.microbatches
     yield f"{len(plan.stages)} stages of {', '.join(map(str, counts))} layers, {m} microbatches, {_ms(step)} a step"
     costs = recorded_costs(plan)
-    needs = find_stage_needs(costs, m, plan.transfer_seconds)
+    needs = find_stage_needs(costs, m, plan.transfer_seconds, plan.positions)
     for number, (stage, count, cost, need) in enumerate(zip(plan.stages, counts, costs, needs, strict=True)):
         words = f"begins after {_ms(need.before)}, works {m} x {_ms(cost.busy)} = {_ms(m * cost.busy)}"
         words += f", and {_ms(need.after)} follow its last backward"
@@ -110,15 +108,21 @@ def _explain_cut(plan: PipelinePlan) -> Iterator[str]:
             yield f"{where}: about {_ms(moved.seconds)} ({100 * (moved.seconds / step - 1):+.1f} %)"
 
 
-def find_stage_needs(costs: Sequence[StageCosts], microbatches: int, transfer: float) -> list[StageNeeds]:
+def find_stage_needs(
+    costs: Sequence[StageCosts], microbatches: int, transfer: float, positions: int | None = None
+) -> list[StageNeeds]:  # fmt: skip
     """What each stage needs of a step, in any order. Gradients of weights that are apart may all stand behind its last backward.
+
+    Later stages of the same rank begin behind it, and end before it.
 
     Args:
         transfer: seconds of what crosses.
+        positions: ranks along the axis of stages; None for one stage each.
     """
     found, before, after = list[StageNeeds](), 0.0, 0.0
-    for cost in costs:
-        work, apart = microbatches * cost.busy, microbatches * cost.weights
+    for stage, cost in enumerate(costs):
+        mine = costs[stage :: positions or len(costs)]
+        work, apart = microbatches * sum(one.busy for one in mine), microbatches * sum(one.weights for one in mine)
         found.append(StageNeeds(before, after, before + max(work, work - apart + after)))
         before += cost.forward + transfer
         after += cost.backward + transfer
@@ -136,12 +140,9 @@ def _added(cost: StageCosts, layer: StageCosts, times: int) -> StageCosts:
 
 def _time(plan: PipelinePlan, costs: Sequence[StageCosts]) -> PipelineTimes | None:
     """The step with the best orders found for stages of these costs; None where nothing fits in memory."""
-    limit = plan.memory_limit_bytes_per_rank
-    lines = choose_order("zero-bubble" if plan.split else plan.order, costs, plan.microbatches, plan.transfer_seconds, limit)
-    if lines is None:
-        return None
-    stages = Stages((), tuple(Boundary(row.tensor, row.from_stage, row.to_stage) for row in plan.boundaries))
-    return time_pipeline(stages, costs, read_order(lines), plan.transfer_seconds)
+    stages, limit = recorded_stages(plan), plan.memory_limit_bytes_per_rank
+    order = choose_order("zero-bubble" if plan.split else plan.order, stages, costs, plan.microbatches, plan.transfer_seconds, limit)
+    return None if order is None else time_pipeline(stages, costs, order, plan.transfer_seconds)
 
 
 def _ms(seconds: float) -> str:

@@ -2,35 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from autopar.pipeline.clock import StageCosts
-from autopar.pipeline.orders import write_lines
+from autopar.pipeline.clock import StageCosts, time_pipeline
+from autopar.pipeline.cutting import Stages
+from autopar.pipeline.orders import interleave, write_lines
+from autopar.pipeline.timetable import LETTERS, Action, merge_queues, read_order
 from autopar.pipeline_plan import OrderName
 from autopar.solvers.pipeline import Mode, PipelineProblem, numbered, solve_pipeline
 
 ORDER_WORK = 0.5
 """Work of the pipeline's solver for the orders of a cut, in units of about one CPU second. Llama-3-70B on 8 stages of 16 microbatches takes
 0.02 % less with 1 and with 3, where gradients of weights are apart; whole backwards need 0.2."""
+_PARTS = {letter: part for part, letter in LETTERS.items()}
 
 
 def choose_order(
-    name: OrderName, costs: Sequence[StageCosts], microbatches: int, transfer: float, limit: int
-) -> Sequence[str] | None:  # fmt: skip
-    """Each stage's actions as ``timetable.read_order`` takes them; None where no order found fits in memory.
+    name: OrderName, stages: Stages, costs: Sequence[StageCosts], microbatches: int, transfer: float, limit: int
+) -> tuple[Action, ...] | None:  # fmt: skip
+    """The timetable; None where no order found fits in memory.
 
     Args:
         name: the order. ``gpipe`` and ``1f1b`` are written down, whatever they hold. Backward is whole but in ``zero-bubble``.
+        stages: their graphs may be missing.
         transfer: seconds of what crosses.
         limit: bytes of a rank.
     """
     if name in ("gpipe", "1f1b"):
-        return write_lines(name, len(costs), microbatches)
-    modes = tuple(
-        (Mode(one.forward, one.backward, one.weights, float(one.most_held), float(max(one.peak - one.most_held, 0))),) for one in costs
-    )
-    problem = PipelineProblem(modes, len(modes), microbatches, transfer=transfer, split=name == "zero-bubble", limit=float(limit))
+        return read_order(write_lines(name, len(costs), microbatches))
+    best, least = None, float("inf")
+    for order in _find_orders(stages.positions or len(costs), costs, microbatches, transfer, limit, split=name == "zero-bubble"):
+        times = time_pipeline(stages, costs, order, transfer)
+        if times.step < least and max(times.peaks) <= limit:
+            best, least = order, times.step
+    return best
+
+
+def _find_orders(
+    positions: int, costs: Sequence[StageCosts], microbatches: int, transfer: float, limit: int, *, split: bool
+) -> Iterator[tuple[Action, ...]]:  # fmt: skip
+    """The solver's order; and Megatron-LM's, where a rank runs several stages."""
+    chunks = len(costs) // positions
+    modes = tuple((Mode(one.forward, one.backward, one.weights, float(one.most_held), rest),)
+                  for one, rest in zip(costs, _rest_of(costs, positions), strict=True))  # fmt: skip
+    problem = PipelineProblem(modes, positions, microbatches, chunks, transfer=transfer, split=split, limit=float(limit))
     solution = solve_pipeline(problem, work=ORDER_WORK)
-    if solution.plan is None:
-        return None
-    return [" ".join(f"{one.kind}{one.microbatch}" for one in numbered(line)) for line in solution.plan.orders]
+    if solution.plan is not None:
+        yield merge_queues([
+            [Action(one.chunk, _PARTS[one.kind], one.microbatch) for one in numbered(line)] for line in solution.plan.orders
+        ])  # fmt: skip
+    if chunks > 1:
+        yield merge_queues(interleave(positions, chunks, microbatches))
+
+
+def _rest_of(costs: Sequence[StageCosts], positions: int) -> list[float]:
+    """Bytes that the solver takes as resting. Each position's first stage has with them what the largest action there holds for a while."""
+    found = [float(cost.rest) for cost in costs]
+    for position in range(positions):
+        found[position] += max(max(cost.peak - cost.rest - cost.most_held, 0) for cost in costs[position::positions])
+    return found

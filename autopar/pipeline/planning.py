@@ -28,11 +28,12 @@ from autopar.pipeline.equal_stages import schedule_for, structure_of
 from autopar.pipeline.layer_tables import LayerTables, measure_layers
 from autopar.pipeline.order_search import choose_order
 from autopar.pipeline.orders import in_flight_of
-from autopar.pipeline.timetable import Action, read_order, stages_split
+from autopar.pipeline.timetable import Action, stages_split
 from autopar.pipeline_plan import OrderName
 from autopar.schedule import Schedule, memory
 from autopar.schedule.splitting import defer_once, split_backward
 from autopar.search import Progress, SearchResult, Shared, find_plan
+from autopar.sharding import ShardingSpec
 from autopar.solvers.pipeline import PipelineProblem, solve_pipeline
 
 MANY = 1 << 16
@@ -68,6 +69,7 @@ class PipelineRequest:
         pins: as for ``find_plan``, on the whole graph; axes are those of a stage.
         recompute: whether operators may run a second time in backward.
         order: of each stage's actions.
+        chunks: stages of each rank; more than one where they are interleaved.
         effort, seed, progress: of each search, see ``find_plan``.
         deadline: when the searches end, of ``perf_counter``; None for no end.
     """
@@ -79,15 +81,21 @@ class PipelineRequest:
     pins: Mapping[str, str] = field(default_factory=dict)
     recompute: bool = True
     order: OrderName = "auto"
+    chunks: int = 1
     effort: Effort = DEFAULT_EFFORT
     seed: int = 0
     deadline: float | None = None
     progress: Progress | None = None
 
     @property
+    def positions(self) -> int:
+        """Ranks along the axis of stages."""
+        return self.machine.mesh.sizes[0]
+
+    @property
     def count(self) -> int:
         """Number of stages."""
-        return self.machine.mesh.sizes[0]
+        return self.positions * self.chunks
 
     @property
     def stage_machine(self) -> Machine:
@@ -214,7 +222,7 @@ class _Planner:
         if len(tables.units) < self.asked.count:
             some = ", ".join(tables.units[:5])
             message = f"{self.asked.count} stages are asked for, and the model can be cut into {len(tables.units)} units: {some}"
-            raise UsageError(message, f"take fewer stages ({STAGE_AXIS})")
+            raise UsageError(message, f"take fewer stages ({STAGE_AXIS}{', or fewer a rank in --order' * (self.asked.chunks > 1)})")
         if least < math.inf and self._bound(whole, least, split=self.asked.order in ("auto", "zero-bubble")) >= least:
             return None
         best: PipelineResult | None = None
@@ -241,7 +249,8 @@ class _Planner:
         by_hand = self._baselines()
         written = by_hand.find()
         for one in written.values():
-            is_allowed = (self.asked.cut is None or one.cut == self.asked.cut) and self.asked.order in ("auto", "whole", "1f1b")
+            is_order = self.asked.order in ("auto", "whole", "1f1b", "interleaved")
+            is_allowed = (self.asked.cut is None or one.cut == self.asked.cut) and is_order
             if one.fits and is_allowed and (best is None or one.times.step < best.times.step):
                 best = self._adopt(one)
         if best is None:
@@ -252,7 +261,8 @@ class _Planner:
     def _baselines(self) -> PipelineBaselines:
         asked = self.asked
         return PipelineBaselines(
-            self.graph, asked.machine, self.machine, asked.optimizer, asked.memory_limit, pins=asked.pins, recompute=asked.recompute,
+            self.graph, asked.machine, self.machine, asked.optimizer, asked.memory_limit, asked.chunks, pins=asked.pins,
+            recompute=asked.recompute,
             deadline=math.inf if asked.deadline is None else asked.deadline,
         )  # fmt: skip
 
@@ -272,12 +282,12 @@ class _Planner:
 
         Plans of the stages, one after another, are a plan of the whole graph on one stage mesh. Its bound holds for MANY times their
         seconds and what they do once a step. What a stage does once takes less than the step.
-        ``T >= S / (1 - (1 - 1/m)^p)``. Where gradients of weights may be apart (``split``) a stage works for the whole step at most:
-        ``T >= m S / p``.
+        ``T >= S / (1 - (1 - 1/m)^p)``. Where gradients of weights may be apart (``split``), or ranks run several stages, a rank works for
+        the whole step at most: ``T >= m S / p``.
         """
-        count, m = self.asked.count, self.microbatches
+        count, m = self.asked.positions, self.microbatches
         one = max(whole.bound_seconds - count * step, 0.0) / MANY
-        if split:
+        if split or self.asked.chunks > 1:
             return one * m / count
         return one / (1.0 - (1.0 - 1.0 / m) ** count)
 
@@ -286,10 +296,12 @@ class _Planner:
         if self.asked.cut is not None:
             stages = cut_graph(self.graph, self.asked.cut)
             if len(stages.graphs) != self.asked.count:
-                message = f"{len(stages.graphs)} stages are named, {STAGE_AXIS} is {self.asked.count}"
+                each = f" with {self.asked.chunks} stages each" if self.asked.chunks > 1 else ""
+                message = f"{len(stages.graphs)} stages are named, {STAGE_AXIS} is {self.asked.positions}{each}"
                 raise UsageError(message, "name the first module of each stage but the first")
             return self.asked.cut
-        problem = PipelineProblem(tables.modes, self.asked.count, self.microbatches, limit=float(self.asked.memory_limit))
+        limit = float(self.asked.memory_limit)
+        problem = PipelineProblem(tables.modes, self.asked.positions, self.microbatches, self.asked.chunks, limit=limit)
         solution = solve_pipeline(problem, work=SOLVE_SECONDS)
         if solution.plan is None:
             problem = replace(problem, limit=None)
@@ -305,23 +317,52 @@ class _Planner:
         """The pipeline of a cut; None where it does not fit in memory.
 
         Each stage is planned for as many microbatches in flight as 1F1B holds, one more than the stages behind it. The timetable then has
-        more where they fit, which need no room made for them: seconds of recomputation cost more than what they gain.
+        more where they fit, which need no room made for them: seconds of recomputation cost more than what they gain. The stages of a rank
+        share its memory: where they do not fit together, they are planned once more, each within a share.
         """
-        stages = cut_graph(self.graph, cut)
-        sizes = self.machine.mesh.sizes
+        stages = cut_graph(self.graph, cut, self.asked.positions)
+        sizes, way = self.machine.mesh.sizes, "whole" if self.asked.order == "auto" else self.asked.order
         specs = crossing_specs(stages, self.graph, sizes, {name: one.strategy for name, one in whole.operations.items()})
-        found = list[SearchResult]()
-        for stage, graph in enumerate(stages.graphs):
-            in_flight = in_flight_of(self.asked.order, stage, len(stages.graphs), self.microbatches)
+        transfer = transfer_seconds(self.asked.machine, stages, self.graph, specs)
+        limits = [self.asked.memory_limit] * len(stages.graphs)
+        for is_last in (self.asked.chunks == 1, True):
             try:
-                before = [one.schedule.specs for one in found]
-                pins = stage_pins(graph, self.graph, self.machine.mesh, self.asked.pins) | crossing_pins(graph, specs)
-                result = self._plan_stage(graph, pins | tied_pins(graph, stages, before, sizes), in_flight)
+                found = self._plan_stages(stages, specs, limits)
             except InfeasibleError:
                 return None
-            found.append(result)
-        planned = self.planned[cut] = _PlannedCut(stages, cut, found, transfer_seconds(self.asked.machine, stages, self.graph, specs))
-        return self._order_stages("whole" if self.asked.order == "auto" else self.asked.order, planned)
+            shares = limits if is_last else self._share_memory(stages, found)
+            if shares == limits:
+                break
+            limits = shares
+        planned = self.planned[cut] = _PlannedCut(stages, cut, found, transfer)
+        return self._order_stages(way, planned)
+
+    def _plan_stages(self, stages: Stages, specs: Mapping[str, ShardingSpec], limits: Sequence[int]) -> list[SearchResult]:
+        """The plan of each stage. Raises InfeasibleError: one does not fit in its limit, in bytes."""
+        found = list[SearchResult]()
+        for stage, (graph, limit) in enumerate(zip(stages.graphs, limits, strict=True)):
+            before = [one.schedule.specs for one in found]
+            pins = stage_pins(graph, self.graph, self.machine.mesh, self.asked.pins) | crossing_pins(graph, specs)
+            pins |= tied_pins(graph, stages, before, self.machine.mesh.sizes)
+            found.append(self._plan_stage(graph, pins, self._in_flight(stages, stage), limit))
+        return found
+
+    def _in_flight(self, stages: Stages, stage: int) -> int:
+        return in_flight_of(self.asked.order, stage, len(stages.graphs), self.microbatches)
+
+    def _share_memory(self, stages: Stages, found: Sequence[SearchResult]) -> list[int]:
+        """A limit for each stage, in bytes: the whole where a rank's stages fit together, else a share of what does not rest, by need."""
+        limit, shares = self.asked.memory_limit, [self.asked.memory_limit] * len(found)
+        costs = [measure_stage(one.schedule, self.asked.optimizer) for one in found]
+        needs = [cost.peak_with(self._in_flight(stages, stage)) for stage, cost in enumerate(costs)]
+        for position in range(self.asked.positions):
+            mine = stages.at(position)
+            need, rest = sum(needs[stage] for stage in mine), sum(costs[stage].rest for stage in mine)
+            for stage in mine if need > limit else ():
+                own = costs[stage].rest
+                more = (limit - rest) * (needs[stage] - own) // max(need - rest, 1)
+                shares[stage] = own + more if rest < limit else limit * own // rest
+        return shares
 
     def _split_where_faster(self, whole: PipelineResult) -> PipelineResult:
         """The pipeline with gradients of weights apart, if that is worth what it holds more."""
@@ -336,19 +377,22 @@ class _Planner:
             schedule = split_backward(result.schedule) if split else defer_once(result.schedule)
             found.append(replace(result, schedule=schedule, memory=memory(schedule, result.optimizer)))
             costs.append(measure_stage(schedule, self.asked.optimizer, split=split))
-        lines = choose_order(way, costs, self.microbatches, transfer, self.asked.memory_limit)
-        if lines is None:
+        order = choose_order(way, stages, costs, self.microbatches, transfer, self.asked.memory_limit)
+        if order is None:
             return None
-        order = read_order(lines)
         times = time_pipeline(stages, costs, order, transfer)
         if max(times.peaks) > self.asked.memory_limit:
             return None
         return PipelineResult(stages, cut, tuple(found), tuple(costs), order, times, transfer, 0.0)
 
-    def _plan_stage(self, graph: Graph, pins: Mapping[str, str], in_flight: int) -> SearchResult:
-        """The plan of a stage that leaves room for the microbatches between their halves: the fastest of all limits tried."""
+    def _plan_stage(self, graph: Graph, pins: Mapping[str, str], in_flight: int, room: int) -> SearchResult:
+        """The plan of a stage that leaves room for the microbatches between their halves: the fastest of all limits tried.
+
+        Args:
+            room: bytes of a rank for the stage.
+        """
         known = self.searched.setdefault(structure_of(graph, pins), _Searched(graph, pins))
-        limit = self.asked.memory_limit
+        limit = room
         for attempt in range(SHRINKS):
             try:
                 result = self._search(known, limit)
@@ -356,19 +400,19 @@ class _Planner:
                 if not known.found:
                     raise
                 break
-            fitting = [one for one in known.found.values() if self._over(one, in_flight) <= 0]
+            fitting = [one for one in known.found.values() if self._over(one, in_flight, room) <= 0]
             if fitting:
                 result = min(fitting, key=lambda one: one.seconds)
                 break
             cost = measure_stage(result.schedule, self.asked.optimizer)
             rest = cost.peak - result.memory.resting
-            share = max(1.0 - self._over(result, in_flight) / max(rest + (in_flight - 1) * cost.held, 1), 0.1)
+            share = max(1.0 - self._over(result, in_flight, room) / max(rest + (in_flight - 1) * cost.held, 1), 0.1)
             limit = result.memory.resting + int(share ** (1 + attempt) * rest)  # what is held falls more slowly than the peak
         return self._in_names(result, graph)
 
-    def _over(self, result: SearchResult, in_flight: int) -> int:
+    def _over(self, result: SearchResult, in_flight: int, room: int) -> int:
         """Bytes by which a plan with microbatches in flight exceeds the limit; negative where it fits."""
-        return measure_stage(result.schedule, self.asked.optimizer).peak_with(in_flight) - self.asked.memory_limit
+        return measure_stage(result.schedule, self.asked.optimizer).peak_with(in_flight) - room
 
     def _in_names(self, found: SearchResult, graph: Graph) -> SearchResult:
         """The result in the names of a graph of equal structure."""

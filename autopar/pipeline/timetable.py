@@ -1,4 +1,4 @@
-"""Timetable: one total order of actions. Each rank runs those of its stage, in that order.
+"""Timetable: one total order of actions. Each rank runs those of its stages, in that order.
 
 That one order exists is the proof that nothing waits for ever: the first unfinished action has all that it reads, also where a sender
 waits for its receiver.
@@ -39,38 +39,72 @@ def write_order(order: Sequence[Action], stage: int) -> str:
     return " ".join(str(action) for action in order if action.stage == stage)
 
 
-def read_order(lines: Sequence[str]) -> tuple[Action, ...]:
-    """The total order of the stages' own orders: in turn each stage goes as far as it can.
+def write_turns(order: Sequence[Action], positions: int) -> tuple[str, ...]:
+    """Of each position along the axis of stages, the stage of each of its actions, in order.
+
+    >>> write_turns([Action(0, "forward", 0), Action(1, "forward", 0), Action(2, "forward", 0)], 2)
+    ('0 2', '1')
+    """
+    return tuple(" ".join(str(one.stage) for one in order if one.stage % positions == position) for position in range(positions))
+
+
+def read_order(lines: Sequence[str], turns: Sequence[str] = ()) -> tuple[Action, ...]:
+    """The total order of the stages' own orders.
+
+    Args:
+        turns: where ranks run several stages, the stages whose turn it is, for each position (see ``write_turns``).
 
     Raises:
-        MismatchError: a word that is no action; a stage that waits for ever.
+        MismatchError: a word that is no action; turns that are not those of the lines; a stage that waits for ever.
     """
     queues = [[_read(word, stage) for word in line.split()] for stage, line in enumerate(lines)]
+    return merge_queues([_take_turns(line, queues, position, len(turns)) for position, line in enumerate(turns)] if turns else queues)
+
+
+def merge_queues(queues: Sequence[Sequence[Action]]) -> tuple[Action, ...]:
+    """One total order of the actions of each position: in turn each goes as far as it can.
+
+    Raises:
+        MismatchError: a stage that waits for ever.
+    """
+    last = max((action.stage for queue in queues for action in queue), default=0)
     done, found, at = set[Action](), list[Action](), [0] * len(queues)
     moved = True
     while moved:
         moved = False
-        for stage, queue in enumerate(queues):
-            while at[stage] < len(queue) and done.issuperset(_needs(queue[at[stage]], len(queues))):
-                done.add(queue[at[stage]])
-                found.append(queue[at[stage]])
-                at[stage] += 1
+        for position, queue in enumerate(queues):
+            while at[position] < len(queue) and done.issuperset(_needs(queue[at[position]], last)):
+                done.add(queue[at[position]])
+                found.append(queue[at[position]])
+                at[position] += 1
                 moved = True
-    for stage, (queue, place) in enumerate(zip(queues, at, strict=True)):
+    for queue, place in zip(queues, at, strict=True):
         if place < len(queue):
-            raise MismatchError(f"stage {stage} waits for ever before {queue[place]}", "order forward before backward, stage by stage")
+            message = f"stage {queue[place].stage} waits for ever before {queue[place]}"
+            raise MismatchError(message, "order forward before backward, stage by stage")
     return tuple(found)
 
 
-def _needs(action: Action, count: int) -> Iterator[Action]:
-    """The actions that must be over before one begins: those of the neighbours, whatever crosses."""
+def _take_turns(line: str, queues: Sequence[Sequence[Action]], position: int, positions: int) -> list[Action]:
+    """The actions of the stages at a position, each when it is its turn."""
+    mine = {str(stage): iter(queues[stage]) for stage in range(position, len(queues), positions)}
+    found = [next(mine[word], None) if word in mine else None for word in line.split()]
+    taken = [action for action in found if action is not None]
+    if len(taken) < len(found) or any(next(rest, None) is not None for rest in mine.values()):
+        message = f"the turns of position {position} are not those of the actions of stages {', '.join(mine)}"
+        raise MismatchError(message, "name each stage once for each of its actions")
+    return taken
+
+
+def _needs(action: Action, last: int) -> Iterator[Action]:
+    """The actions that must be over before one begins: those of the neighbours, whatever crosses. ``last`` is the last stage."""
     stage, part, number = action
     if part == "forward":
         if stage:
             yield Action(stage - 1, "forward", number)
         return
     yield Action(stage, "forward" if part == "backward" else "backward", number)
-    if part == "backward" and stage + 1 < count:
+    if part == "backward" and stage < last:
         yield Action(stage + 1, "backward", number)
 
 

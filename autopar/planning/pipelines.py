@@ -14,7 +14,7 @@ from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph, layer_of
 from autopar.options import AUTO, PlanOptions, user_errors
 from autopar.pipeline import STAGE_AXIS, find_units
-from autopar.pipeline.orders import check_order
+from autopar.pipeline.orders import parse_order
 from autopar.planning.cautions import StageWarning
 from autopar.planning.session import PlanSession, open_session
 from autopar.target import Target
@@ -145,6 +145,7 @@ def _plan_on(
     from autopar.recording.pipelines import record_pipeline
 
     options, began, bounds, before = session.options, perf_counter(), dict[int, float](), math.inf
+    order = parse_order(options.order)
     best: tuple[Graph, PipelineRequest, PipelineResult] | None = None
     misfit: InfeasibleError | None = None
     for number in _numbers(session, mesh.sizes[0]):
@@ -156,8 +157,8 @@ def _plan_on(
             raise UsageError(message, "let the loss be a sum or a mean over rows, or plan without a pipeline")
         asked = PipelineRequest(
             Machine(mesh, options.hardware, options.cost_model, options.execute), memory_limit, options.optimizer,
-            _cut(graph, stages, mesh.sizes[0]), dict(session.pins), recompute=options.recompute == "auto",
-            order=check_order(options.order), effort=options.effort, seed=options.seed, deadline=session.deadline,
+            _cut(graph, stages, mesh.sizes[0] * order.chunks), dict(session.pins), recompute=options.recompute == "auto",
+            order=order.name, chunks=order.chunks, effort=options.effort, seed=options.seed, deadline=session.deadline,
             progress=options.progress,
         )  # fmt: skip
         try:
@@ -224,7 +225,8 @@ def _cut(graph: Graph, stages: str | Sequence[str] | None, count: int) -> tuple[
     if len(names) == count:
         names = names[1:]
     if len(names) != count - 1:
-        raise UsageError(f"{len(names)} stages are named, {STAGE_AXIS} is {count}", "name the first module of each stage but the first")
+        message = f"{len(names)} stages are named, the pipeline has {count}"
+        raise UsageError(message, "name the first module of each stage but the first")
     return tuple(names)
 
 

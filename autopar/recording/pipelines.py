@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from autopar.errors import MismatchError, ScheduleError
 from autopar.graph import DTYPE_BYTES, Accumulation, Graph
 from autopar.pipeline import Action, Stages, cut_graph
+from autopar.pipeline.clock import recorded_order
 from autopar.pipeline.planning import PipelineRequest, PipelineResult
-from autopar.pipeline.timetable import problems_of, read_order, stages_split, write_order
+from autopar.pipeline.timetable import problems_of, stages_split, write_order, write_turns
 from autopar.pipeline_plan import BoundaryPlan, CallInput, PipelinePlan, StagePlan
 from autopar.recording.replaying import plain, replay
 from autopar.recording.writing import PROOF, record, torch_version
@@ -57,6 +58,7 @@ def record_pipeline(
                 weights_seconds=cost.weights if found.split else None,
                 last_weights_seconds=cost.last_weights if found.split else None,
                 held_for_weights_bytes_per_rank=cost.held_for_weights if found.split else None,
+                rest_bytes_per_rank=cost.rest,
                 plan=record(result, target=f"stage {number} of {target}", memory_limit=asked.memory_limit),
             )
         )
@@ -96,6 +98,7 @@ def record_pipeline(
             )
             for name, one in sorted(found.baselines.items())
         },
+        turns=write_turns(found.order, asked.positions) if asked.chunks > 1 else None,
         stages=tuple(stages),
     )  # fmt: skip
 
@@ -131,8 +134,11 @@ def replay_pipeline(plan: PipelinePlan, graph: Graph) -> ReplayedPipeline:
     graph = graph.accumulated(_accumulation(plan, graph))
     if graph.sha256 != plan.model.graph_sha256:
         raise MismatchError("the plan was made for another model", "plan this model again, with the same inputs, mode and loss=")
-    stages = cut_graph(graph, plan.cut)
-    order = read_order([stage.order for stage in plan.stages])
+    if plan.chunks * plan.positions != len(plan.stages) or (plan.turns is None) is not (plan.chunks == 1):
+        message = f"{len(plan.stages)} stages on {plan.positions} positions{', without turns' * (plan.turns is None)}"
+        raise MismatchError(f"{message} cannot be run", "undo the edit, or plan again")
+    stages = cut_graph(graph, plan.cut, plan.positions)
+    order = recorded_order(plan)
     for words in problems_of(order, stages, plan.microbatches):
         raise MismatchError(f"the timetable cannot be run: {words}", "undo the edit, or plan again")
     schedules, split = list[Schedule](), stages_split(order)

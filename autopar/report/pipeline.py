@@ -18,6 +18,7 @@ def overview(plan: PipelinePlan) -> Table:
     mesh = ",".join(f"{name}={size}" for name, size in plan.mesh.items())
     crossing = max((row.bytes_per_rank for row in plan.boundaries), default=0)
     limit, backward = units.size(plan.memory_limit_bytes_per_rank), "gradients of weights apart" if plan.split else "backward whole"
+    backward += f", {plan.chunks} stages a rank" if plan.chunks > 1 else ""
     proved = f"{units.seconds(bound)}, gap {100 * plan.objective.gap:.1f} %"
     rows = [
         ("model", f"{plan.model.target}, {plan.model.mode}, {plan.model.optimizer}, {plan.microbatches} microbatches"),
@@ -31,7 +32,7 @@ def overview(plan: PipelinePlan) -> Table:
         numbers = ", ".join(map(str, plan.microbatches_tried))
         rows.insert(1, ("tried", f"{numbers} microbatches, the bound over these"))
     if plan.order != "auto" or plan.split:
-        rows.append(("order", "zero-bubble" if plan.split else plan.order))
+        rows.append(("order", "zero-bubble" if plan.split else plan.order_asked))
     if plan.tied:
         rows.append(("tied", "; ".join(f"{name} in stages {', '.join(map(str, at))}" for name, at in plan.tied.items())))
     return Table(("", "pipeline"), tuple(rows))
@@ -40,19 +41,21 @@ def overview(plan: PipelinePlan) -> Table:
 def stages(plan: PipelinePlan) -> Table:
     """A row a stage."""
     step = plan.objective.seconds
-    rows = []
+    rows, busy = [], [sum(stage.busy_seconds for stage in plan.stages[number :: plan.positions]) for number in range(plan.positions)]
     for number, stage in enumerate(plan.stages):
         parameters = sum(_elements(row.shape) for row in stage.plan.parameters.values())
         rows.append(
             (
-                str(number), stage.first_module or "the beginning", f"{parameters:,}", units.seconds(stage.forward_seconds),
+                str(number), *([str(number % plan.positions)] * (plan.chunks > 1)), stage.first_module or "the beginning",
+                f"{parameters:,}", units.seconds(stage.forward_seconds),
                 units.seconds(stage.backward_seconds), *([units.seconds(stage.weights_seconds or 0.0)] * plan.split),
                 str(stage.in_flight), units.size(stage.peak_memory_bytes_per_rank),
-                f"{100 * (1 - stage.busy_seconds / step):.0f} %" if step else "",
+                f"{100 * (1 - busy[number % plan.positions] / step):.0f} %" if step else "",
             )
         )  # fmt: skip
     weights = ("weights",) if plan.split else ()
-    header = ("stage", "begins with", "parameters", "forward", "backward", *weights, "in flight", "memory", "idle")
+    where = ("pp",) if plan.chunks > 1 else ()
+    header = ("stage", *where, "begins with", "parameters", "forward", "backward", *weights, "in flight", "memory", "idle")
     return Table(header, tuple(rows), frozenset(header) - {"begins with"})
 
 

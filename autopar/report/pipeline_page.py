@@ -36,14 +36,14 @@ def pipeline_html(plan: PipelinePlan) -> str:
 def _tiles(plan: PipelinePlan) -> str:
     objective, peak, limit = plan.objective, plan.peak_memory_bytes_per_rank, plan.memory_limit_bytes_per_rank
     used = units.percent(peak / limit) if limit else "all"
-    busiest = max(stage.busy_seconds for stage in plan.stages)
+    busiest = max(sum(stage.busy_seconds for stage in plan.stages[number :: plan.positions]) for number in range(plan.positions))
     idle = 1 - busiest / objective.seconds if objective.seconds else 0.0
     gap = objective.status if objective.gap == 0 else f"gap {units.percent(objective.gap)}"
     return tiles((
         (units.seconds(objective.seconds), "a step"),
         (gap, f"no pipeline on this mesh takes less than {units.seconds(objective.bound_seconds)}"),
         (units.size(peak), f"per rank in the fullest stage, {used} of the limit of {units.size(limit)}"),
-        (units.percent(idle), "of the step in which even the busiest stage is idle"),
+        (units.percent(idle), f"of the step in which even the busiest {'rank' if plan.chunks > 1 else 'stage'} is idle"),
         *utilisation_tile(pipeline_utilisation(plan)),
         (f"{len(plan.stages)} stages", f"{plan.microbatches} microbatches"),
         (" x ".join(f"{name}={size}" for name, size in plan.mesh.items()), f"mesh on {plan.hardware.get('name')}"),
@@ -64,6 +64,6 @@ def _particulars(plan: PipelinePlan) -> Table:
     command = planning_command(plan)
     if command:
         cut = ",".join(plan.cut)
-        order = f" --order {plan.order}" if plan.order != "auto" else ""
+        order = f" --order {plan.order_asked}" if plan.order != "auto" else ""
         rows += [("planned again by", f"{command}{f' --stages {cut}' if cut else ''}{order}"), ("", unsaid(plan))]
     return Table(table.header, (*rows, ("page of", now())), table.right)

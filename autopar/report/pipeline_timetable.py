@@ -8,9 +8,7 @@ from html import escape
 from itertools import product
 from typing import NamedTuple
 
-from autopar.pipeline import Boundary, Stages
-from autopar.pipeline.clock import recorded_costs, time_pipeline
-from autopar.pipeline.timetable import read_order
+from autopar.pipeline.clock import recorded_costs, recorded_order, recorded_stages, time_pipeline
 from autopar.pipeline_plan import PipelinePlan
 from autopar.report import units
 from autopar.report.colours import KINDS, text_on
@@ -52,18 +50,20 @@ def stage_bars(plan: PipelinePlan) -> tuple[StageBar, ...]:
     Raises:
         MismatchError: orders in which a stage waits for ever.
     """
-    order = read_order([stage.order for stage in plan.stages])
-    stages = Stages((), tuple(Boundary(row.tensor, row.from_stage, row.to_stage) for row in plan.boundaries))
-    costs = recorded_costs(plan)
-    times = time_pipeline(stages, costs, order, plan.transfer_seconds)
+    order, costs = recorded_order(plan), recorded_costs(plan)
+    times = time_pipeline(recorded_stages(plan), costs, order, plan.transfer_seconds)
     found, last = list[StageBar](), plan.microbatches - 1
     for action, begin in zip(order, times.begins, strict=True):
         seconds = costs[action.stage].seconds(action.part, last=action.microbatch == last)
         found.append(StageBar(action.stage, action.part, action.microbatch, begin, begin + seconds))
-    for stage, cost in enumerate(costs):
-        end = max(bar.end for bar in found if bar.stage == stage)
-        found.append(StageBar(stage, "optimizer", None, end, end + cost.optimizer))
-        found += [StageBar(stage, "moving", None, 0.0, cost.begin)] if cost.begin else []
+    for position in range(plan.positions):
+        mine, begin = range(position, len(costs), plan.positions), 0.0
+        end = max(bar.end for bar in found if bar.stage in mine)
+        for stage in mine:
+            cost = costs[stage]
+            found.append(StageBar(stage, "optimizer", None, end, end + cost.optimizer))
+            found += [StageBar(stage, "moving", None, begin, begin + cost.begin)] if cost.begin else []
+            begin, end = begin + cost.begin, end + cost.optimizer
     return tuple(found)
 
 
@@ -73,8 +73,8 @@ def pipeline_svg(plan: PipelinePlan) -> str:
     end = max(bar.end for bar in bars)
     scale = (WIDTH - LEFT - RIGHT) / end if end else 0.0
     top = 3.2 * LINE
-    height = top + ROW * len(plan.stages) + 2.4 * LINE
-    parts = [*_title(plan), *_rows(plan, bars, scale, top), *_key(bars, top + ROW * len(plan.stages) + 0.4 * LINE)]
+    height = top + ROW * plan.positions + 2.4 * LINE
+    parts = [*_title(plan), *_rows(plan, bars, scale, top), *_key(bars, plan.positions, top + ROW * plan.positions + 0.4 * LINE)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="timetable" viewBox="0 0 {WIDTH} {height:.0f}" font-family="system-ui, sans-serif" '
         f'font-size="13" fill="#1c1c1c" role="img" aria-label="{escape(f"timetable of {plan.model.target}")}">'
@@ -91,31 +91,45 @@ def _title(plan: PipelinePlan) -> Iterator[str]:
 
 
 def _rows(plan: PipelinePlan, bars: tuple[StageBar, ...], scale: float, top: float) -> Iterator[str]:
-    for stage in range(len(plan.stages)):
-        y = top + ROW * stage
-        yield _text(LEFT - 8, y + ROW / 2 + 2, f"stage {stage}", "text-anchor='end'")
+    for position in range(plan.positions):
+        y = top + ROW * position
+        yield _text(LEFT - 8, y + ROW / 2 + 2, row_name(plan, position), "text-anchor='end'")
         yield f'<rect x="{LEFT}" y="{y:.1f}" width="{WIDTH - LEFT - RIGHT}" height="{ROW - 6}" class="row" fill="#f4f5f7"/>'
     for bar in bars:
-        x, y, width = LEFT + bar.begin * scale, top + ROW * bar.stage, (bar.end - bar.begin) * scale
+        position, chunk = bar.stage % plan.positions, bar.stage // plan.positions
+        x, y, width = LEFT + bar.begin * scale, top + ROW * position, (bar.end - bar.begin) * scale
         colour = KINDS[bar.kind][0]
-        title = f"{bar.name}, {units.seconds(bar.begin)} to {units.seconds(bar.end)}"
+        of = f" of stage {bar.stage}" if plan.chunks > 1 else ""
+        title = f"{bar.name}{of}, {units.seconds(bar.begin)} to {units.seconds(bar.end)}"
         yield (
-            f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{ROW - 6}" fill="{colour}" stroke="white" stroke-width="0.6">'
-            f"<title>{escape(title)}</title></rect>"
+            f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{ROW - 6}" fill="{colour}" stroke="white" stroke-width="0.6"'
+            f"{_shade(chunk, plan.chunks)}><title>{escape(title)}</title></rect>"
         )
         if width >= NUMBERED and bar.microbatch is not None:
             how = f"text-anchor='middle' fill='{text_on(colour)}' font-size='11'"
             yield _text(x + width / 2, y + ROW / 2 + 2, str(bar.microbatch), how)
 
 
-def _key(bars: tuple[StageBar, ...], y: float) -> Iterator[str]:
+def row_name(plan: PipelinePlan, position: int) -> str:
+    """The stages of a position, for a row of the timetable."""
+    mine = list(map(str, range(position, len(plan.stages), plan.positions)))
+    return f"stage {mine[0]}" if len(mine) == 1 else f"stages {mine[0]}, {mine[1]}" + ", ..." * (len(mine) > 2)
+
+
+def _shade(chunk: int, chunks: int) -> str:
+    """Later stages of a rank are lighter."""
+    return f' fill-opacity="{1 - 0.45 * chunk / (chunks - 1):.2f}"' if chunk else ""
+
+
+def _key(bars: tuple[StageBar, ...], positions: int, y: float) -> Iterator[str]:
     x, there = float(LEFT), {bar.kind for bar in bars}
     for kind in (kind for kind in ("moving", "forward", "backward", "weights", "optimizer") if kind in there):
         colour, name = KINDS[kind][0], "gathered once" if kind == "moving" else KINDS[kind][1]
         yield f'<rect x="{x:.0f}" y="{y:.1f}" width="12" height="12" fill="{colour}"/>'
         yield _text(x + 18, y + 11, name, "")
         x += 34 + LETTER * len(name)
-    yield _text(x, y + 11, "idle where grey; a number is a microbatch", "class='note' fill='#5a5a5a'")
+    lighter = "; lighter: later stages of the rank" if any(bar.stage >= positions for bar in bars) else ""
+    yield _text(x, y + 11, f"idle where grey; a number is a microbatch{lighter}", "class='note' fill='#5a5a5a'")
 
 
 def _text(x: float, y: float, words: str, how: str) -> str:
@@ -128,12 +142,13 @@ def pipeline_trace(plan: PipelinePlan) -> str:
     events: list[dict[str, object]] = [
         {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": f"a rank of each stage of {plan.model.target}"}}
     ]
-    for stage in range(len(plan.stages)):
-        events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": stage + 1, "args": {"name": f"stage {stage}"}})
+    for position in range(plan.positions):
+        events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": position + 1, "args": {"name": row_name(plan, position)}})
     bars = stage_bars(plan)
     for bar in bars:
         span = {"ts": bar.begin * 1e6, "dur": (bar.end - bar.begin) * 1e6}
-        events.append({"name": bar.name, "cat": bar.kind, "ph": "X", "pid": 0, "tid": bar.stage + 1, **span})
+        name = f"{bar.name} of stage {bar.stage}" if plan.chunks > 1 else bar.name
+        events.append({"name": name, "cat": bar.kind, "ph": "X", "pid": 0, "tid": bar.stage % plan.positions + 1, **span})
     events += _sent(plan, bars)
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
 
@@ -145,4 +160,5 @@ def _sent(plan: PipelinePlan, bars: tuple[StageBar, ...]) -> Iterator[dict[str, 
     for place, ((source, target), number) in enumerate(product(pairs, range(plan.microbatches))):
         kind = "forward" if source < target else "backward"
         one, other = actions[source, kind, number], actions[target, kind, number]
-        yield from flow(place, (one.stage + 1, one.begin, one.end), (other.stage + 1, other.begin, other.end))
+        lines = [bar.stage % plan.positions + 1 for bar in (one, other)]
+        yield from flow(place, (lines[0], one.begin, one.end), (lines[1], other.begin, other.end))

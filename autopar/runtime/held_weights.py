@@ -41,7 +41,7 @@ class Entered:
 
 @dataclass(frozen=True)
 class _Call:
-    """Record of the last call.
+    """Record of a call.
 
     Args:
         places: attributes of a submodule, the name of a weight in it, the weight, whether it required grad.
@@ -77,7 +77,8 @@ class HeldWeights:
         self._parents = [(path, part, dict(part.named_children())) for path, part in module.named_modules()]
         self._owners: dict[str, tuple[nn.Module, str]] = {}
         self._laid: dict[str, Any] = {}
-        self._last: _Call | None = None
+        self._last: dict[int, _Call] = {}
+        """Record of each program's last call, by identity of the program."""
 
     def enter(self, step: Step, *, differentiates: bool) -> Entered:
         """What a call of the step takes. What is computed in a parameter's place (``parametrize``) is laid as planned.
@@ -87,10 +88,15 @@ class HeldWeights:
                 not laid as the plan has it; what is tied was parted; a parameter requires grad that was frozen.
         """
         self.check_submodules()
-        if self._last is not None and self._last.is_unchanged(step, differentiates):
-            return self._last.entered.copy()
+        last = self._last.get(id(step))
+        if last is not None and last.is_unchanged(step, differentiates):
+            return last.entered.copy()
+        if last is not None:
+            self._last.clear()  # records keep tensors alive
         found = self._enter(step, differentiates)
-        self._last = self._record_call(step, differentiates, found)
+        record = self._record_call(step, differentiates, found)
+        if record is not None:
+            self._last[id(step)] = record
         return found.copy()
 
     def _record_call(self, step: Step, differentiates: bool, entered: Entered) -> _Call | None:

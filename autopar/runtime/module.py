@@ -7,6 +7,7 @@ import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Self
 
@@ -51,6 +52,24 @@ class LaterSeedWarning(UserWarning):
 
 class EmptyBufferWarning(UserWarning):
     """Buffers of a model on meta have no values after a state dict was loaded, and none has them."""
+
+
+@dataclass(frozen=True)
+class EnteredCall:
+    """What a program takes of a call: see ``Call``; and the inputs that are cut into microbatches, by tensor name."""
+
+    step: Step
+    locals: dict[str, torch.Tensor]
+    owners: dict[str, torch.Tensor]
+    trained: list[tuple[str, torch.Tensor]]
+    global_inputs: set[str]
+    local_inputs: set[str]
+    cut: dict[str, tuple[GraphInput, torch.Tensor]]
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The first of those of ``Call``."""
+        return self.step, self.locals, self.owners, [name for name, _ in self.trained], self.global_inputs, self.local_inputs
 
 
 class ShardedModule(WithinReplicas, OwnStates):
@@ -122,8 +141,35 @@ class ShardedModule(WithinReplicas, OwnStates):
         if program not in self._compared or self._calls.bit_count() == 1:
             self._compared.add(program)
             self._compare_inputs(step, tensors)
-        graph = step.graph
-        differentiates = graph.mode == "train" and torch.is_grad_enabled()
+        differentiates = step.graph.mode == "train" and torch.is_grad_enabled()
+        call, trained = self._make_call(step, tensors, differentiates=differentiates)
+        trains = differentiates and bool(trained)
+        outputs = TrainingStep.apply(call, *trained) if trains else call.forward(keep=False)
+        self.__dict__.update(dropout_step=self.dropout_step + trains, other_calls=0 if trains else self.other_calls + 1, _left=step.left)
+        leave(self.tree, step.left)
+        if hand_out is not None:
+            outputs = tuple(hand_out(output.name, tensor) for (output, _), tensor in zip(call.leaving, outputs, strict=True))
+        by_name = dict(zip(call.names, outputs, strict=True))
+        by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
+        return step.call.result(by_name)
+
+    def _make_call(self, step: Step, tensors: Mapping[str, torch.Tensor], *, differentiates: bool) -> tuple[Call, list[torch.Tensor]]:
+        """The call of a program, and the tensors whose gradients autograd wants of it, in the call's order.
+
+        Args:
+            tensors: of the call, by input name.
+
+        Raises:
+            UsageError: an input requires grad that the plan gives none.
+        """
+        given = self._enter_call(step, tensors, differentiates=differentiates)
+        made = *given.arguments, self._draw(step, differentiates and bool(given.trained)), self._observed
+        is_whole = not given.cut and step.graph.microbatches == 1
+        call = Call(*made) if is_whole else AccumulatedCall(*made, cut=step.enter_cut(given.cut))
+        return call, [tensor for _, tensor in given.trained]
+
+    def _enter_call(self, step: Step, tensors: Mapping[str, torch.Tensor], *, differentiates: bool) -> EnteredCall:
+        """This rank's parts of what a program takes; others as of ``_make_call``."""
         entered = self._weights.enter(step, differentiates=differentiates)
         locals_, owners, trained = entered.locals, entered.owners, entered.trained
         global_inputs: set[str] = set()
@@ -135,7 +181,7 @@ class ShardedModule(WithinReplicas, OwnStates):
             if asked and item.tensor not in step.gradients:
                 hint = "plan the model with an input that requires grad, without microbatches, or detach it"
                 raise UsageError(f"input {item.name} requires grad, the plan gives it no gradient", hint)
-            if item.tensor in graph.accumulation.cut:
+            if item.tensor in step.graph.accumulation.cut:
                 cut[item.tensor] = item, tensor
                 continue
             locals_[item.tensor] = step.enter(item, tensor)
@@ -145,17 +191,7 @@ class ShardedModule(WithinReplicas, OwnStates):
                 if not isinstance(tensor, DTensor):
                     (global_inputs if step.inputs == "global" else local_inputs).add(item.tensor)
         locals_.update(step.constants)
-        trains = differentiates and bool(trained)
-        made = step, locals_, owners, [name for name, _ in trained], global_inputs, local_inputs, self._draw(step, trains), self._observed
-        call = self.make_call(made, step.enter_cut(cut))
-        outputs = TrainingStep.apply(call, *(tensor for _, tensor in trained)) if trains else call.forward(keep=False)
-        self.__dict__.update(dropout_step=self.dropout_step + trains, other_calls=0 if trains else self.other_calls + 1, _left=step.left)
-        leave(self.tree, step.left)
-        if hand_out is not None:
-            outputs = tuple(hand_out(output.name, tensor) for (output, _), tensor in zip(call.leaving, outputs, strict=True))
-        by_name = dict(zip(call.names, outputs, strict=True))
-        by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
-        return step.call.result(by_name)
+        return EnteredCall(step, locals_, owners, trained, global_inputs, local_inputs, cut)
 
     def pad_calls(self, padding: Padding) -> None:
         """From now on calls, of copies too, are padded so."""
@@ -169,10 +205,6 @@ class ShardedModule(WithinReplicas, OwnStates):
     def program_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
         """The program of a call; see ``Programs.find``."""
         return self._programs.find(self.parts, args, kwargs)[0]
-
-    def make_call(self, made: tuple[Any, ...], cut: Mapping[str, Any]) -> Call:
-        """The call of a program: arguments of ``Call``, and this rank's parts of inputs that are cut."""
-        return Call(*made) if not cut and made[0].graph.microbatches == 1 else AccumulatedCall(*made, cut=cut)
 
     @property
     def team(self) -> Team:

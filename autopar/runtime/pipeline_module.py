@@ -1,6 +1,6 @@
-"""A pipeline's module on one rank: the parameters of its stage under the model's own names, and a call that runs the whole step.
+"""A pipeline's module on one rank: the parameters of its stages under the model's own names, and a call that runs the whole step.
 
-Each rank is given the whole batch, and reads what its stage reads. The call returns the loss on every rank. ``loss.backward()`` hands out
+Each rank is given the whole batch, and reads what its stages read. The call returns the loss on every rank. ``loss.backward()`` hands out
 gradients that are already there.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from autopar.cost_models import Mesh
 from autopar.errors import MismatchError, UsageError
-from autopar.graph import Graph, GraphInput, GraphOutput
+from autopar.graph import GraphInput, GraphOutput
 from autopar.importer import Capture, capture
 from autopar.pipeline.timetable import stages_split
 from autopar.pipeline_plan import PipelinePlan
@@ -53,62 +53,93 @@ from autopar.torch_compat import flatten_axes, forward_of, join_total_norms
 LOSS = GraphOutput("loss", "output", "loss")
 
 
-class PipelineCall(AccumulatedCall):
-    """A call of a pipeline: all of the step runs in its forward."""
+class StageCall(AccumulatedCall):
+    """One stage's part of a call. Its forward is run action by action."""
 
-    def __init__(self, *rest: Any, cut: Mapping[str, Callable[[int], Tensor]], running: Running) -> None:
+    def __init__(self, *rest: Any, cut: Mapping[str, Callable[[int], Tensor]]) -> None:
         super().__init__(*rest, cut=cut)
-        self.running = running
         self.leaving, self.tangents, self.names = ((LOSS, LOSS.name),), {}, [LOSS.name]
 
-    def forward(self, *, keep: bool) -> tuple[Tensor, ...]:
-        """The loss; with gradients, all of the step but the optimizer's part is done then. Without, forward alone runs."""
-        running, executable = self.running, self.step.executable
+    def start(self, running: Running, stage: int, *, keep: bool) -> StageRun:
+        """The stage's run."""
+        executable = self.step.executable
         assert isinstance(executable, Executable)
 
         def enter(number: int) -> list[Values]:
             return [{**self.locals, **{name: part(number) for name, part in self.cut.items()}}]
 
-        run = StageRun(
-            running.stages, running.ranks.stage, executable, enter, running.mail,
+        return StageRun(
+            running.stages, stage, executable, enter, running.mail,
             scaled=starts_scaled(running.stages), draw=self.number, observed=self.observed, trains=keep,
         )  # fmt: skip
+
+    def save(self, values: Values) -> None:
+        """Keeps the gradients for ``backward``."""
+        self.saved = Saved({value: values[value] for value in self.step.gradients.values()}, {})
+
+    def _is_reached(self, tensor: str, asked: Any) -> bool:
+        return True
+
+
+class PipelineCall(Call):
+    """A call of a pipeline: all of the step runs in its forward.
+
+    Args:
+        calls: of each stage of this rank.
+    """
+
+    def __init__(self, calls: Mapping[int, StageCall], running: Running) -> None:
+        self.__dict__.update(vars(next(iter(calls.values()))))
+        self.calls, self.running = calls, running
+
+    def forward(self, *, keep: bool) -> tuple[Tensor, ...]:
+        """The loss; with gradients, all of the step but the optimizer's part is done then. Without, forward alone runs."""
+        running = self.running
+        runs = {stage: call.start(running, stage, keep=keep) for stage, call in self.calls.items()}
+        for run in runs.values():
+            run.begin()
         mine = [(place, action) for place, action in running.mine if keep or action.part == "forward"]
         for index, (place, action) in enumerate(mine):
             for _, ahead in mine[index : index + 2]:
                 running.mail.post(ahead)
             running.mail.settle(place)
-            run.run(action.part, action.microbatch)
+            runs[action.stage].run(action.part, action.microbatch)
         running.mail.settle(len(running.order))
-        (values,) = run.finish()
-        for tensor, group in running.groups.tied.items() if keep else ():
-            value = self.step.gradients[tensor]
-            values[value] = values[value].contiguous()
-            dist.all_reduce(values[value], group=group)
-        loss = self._loss(values)
+        found = {stage: next(iter(run.finish())) for stage, run in runs.items()}
         if keep:
-            self.saved = Saved({value: values[value] for value in self.step.gradients.values()}, {})
-        return (loss,)
+            self._sum_tied(found)
+            for stage, call in self.calls.items():
+                call.save(found[stage])
+        return (self._loss(found.get(running.last)),)
 
-    def _loss(self, values: Values) -> Tensor:
-        """The loss of the last stage. Collective over the stages."""
-        running = self.running
+    def _sum_tied(self, found: Mapping[int, Values]) -> None:
+        """Sums gradients of tied weights over the stages that hold them, into those of this rank's first. Collective over these."""
+        for tensor in self.running.stages.tied:
+            held = [(found[stage], call.step.gradients[tensor]) for stage, call in self.calls.items() if tensor in call.step.gradients]
+            if held:
+                total = sum((values[value] for values, value in held[1:]), start=held[0][0][held[0][1]]).contiguous()
+                if tensor in self.running.groups.tied:
+                    dist.all_reduce(total, group=self.running.groups.tied[tensor])
+                for values, value in held:
+                    values[value] = total
+
+    def _loss(self, values: Values | None) -> Tensor:
+        """The loss, of the values of the last stage where it is this rank's. Collective over the positions."""
+        running, last = self.running, self.running.stages.position(self.running.last)
         tensor = running.whole.tensors[running.whole.outputs[running.whole.loss or 0].tensor]
-        if running.ranks.stage == running.last:
-            found = next(values[value] for output, value in self.step.leaving if output.name == LOSS.name)
+        if values is not None:
+            step = running.steps[running.last]
+            found = next(values[value] for output, value in step.leaving if output.name == LOSS.name)
             loss = found.detach().clone().contiguous()
         else:
             loss = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.step.place.device)
-        dist.broadcast(loss, running.ranks.at(running.last), group=running.groups.across)
+        dist.broadcast(loss, running.ranks.at(last), group=running.groups.across)
         return loss
-
-    def _is_reached(self, tensor: str, asked: Any) -> bool:
-        return True
 
     def backward(self, gradients: Sequence[Tensor | None], *, keep: bool) -> list[Tensor | None]:
         """The gradients. Where the loss was scaled and a stage's gradients overflow, those of all stages do: each would decide for itself
         whether to skip the step."""
-        found = super().backward(gradients, keep=keep)
+        found = [gradient for call in self.calls.values() for gradient in call.backward(gradients, keep=keep)]
         scale = next((one for one in gradients if one is not None), None)
         if scale is not None and bool((scale != 1).any()):
             overflow = torch.zeros((), device=self.step.place.device)
@@ -141,8 +172,19 @@ class PipelineModule(ShardedModule):
     def team(self) -> Team:
         return self.running.ranks.team
 
-    def make_call(self, made: tuple[Any, ...], cut: Mapping[str, Any]) -> Call:
-        return PipelineCall(*made, cut=cut, running=self._pipelines.running_of(made[0]))
+    def _make_call(self, step: Step, tensors: Mapping[str, Tensor], *, differentiates: bool) -> tuple[Call, list[Tensor]]:
+        running = self._pipelines.running_of(step)
+        entered = {stage: self._enter_call(one, tensors, differentiates=differentiates) for stage, one in running.steps.items()}
+        taken, wanted = set[int](), list[Tensor]()
+        for given in entered.values():  # a weight that several stages read has its gradient with the first
+            given.trained[:] = [(name, tensor) for name, tensor in given.trained if id(tensor) not in taken]
+            taken.update(id(tensor) for _, tensor in given.trained)
+            wanted += [tensor for _, tensor in given.trained]
+        draws = next((one for one in running.steps.values() if one.draws), step)
+        number = self._draw(draws, differentiates and bool(wanted))
+        calls = {stage: StageCall(*given.arguments, number, self._observed, cut=given.step.enter_cut(given.cut))
+                 for stage, given in entered.items()}  # fmt: skip
+        return PipelineCall(calls, running), wanted
 
     @property
     def _pipelines(self) -> PipelinePrograms:
@@ -178,10 +220,10 @@ class PipelineModule(ShardedModule):
     def save_pretrained(self, *_: Any, **__: Any) -> None:
         """Raises UsageError: no rank can gather what other stages hold."""
         hint = "save with torch.distributed.checkpoint, which goes by name, and load that into the plain model"
-        raise UsageError("a rank of a pipeline has the weights of its stage alone", hint)
+        raise UsageError("a rank of a pipeline has the weights of its stages alone", hint)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Takes a state dict of this stage, or of the whole model: names of other stages are passed over."""
+        """Takes a state dict of this rank, or of the whole model: names of other stages are passed over."""
         own = set(self.tree.state_dict())
         others = {name for name in self.plan.model_names() if name not in own} if isinstance(self.plan, PipelinePlan) else set()
         return super().load_state_dict({name: value for name, value in state_dict.items() if name not in others}, *args, **kwargs)
@@ -190,13 +232,14 @@ class PipelineModule(ShardedModule):
         """The norm of all stages' gradients; None where the tensors are none of this module's gradients. Collective over the stages.
 
         Args:
-            norm_of: the norm of this stage's.
+            norm_of: the norm of this rank's.
         """
         held = {id(parameter.grad): name for name, parameter in self.named_parameters() if parameter.grad is not None}
         if not any(id(tensor) in held for tensor in tensors):
             return None
-        stages, stage = self.running.stages, self.running.ranks.stage
-        later = {item.name for item in self.step.graph.inputs if stage in stages.tied.get(item.tensor, ())[1:]}
+        stages, position = self.running.stages, self.running.ranks.position
+        inputs = [item for step in self.running.steps.values() for item in step.graph.inputs if item.tensor in stages.tied]
+        later = {item.name for item in inputs if stages.position(stages.tied[item.tensor][0]) != position}
         counted = [tensor for tensor in tensors if held.get(id(tensor)) not in later]
         own = norm_of(counted) if counted else torch.zeros((), device=self.place.device)
         local = own.full_tensor() if hasattr(own, "full_tensor") else own
@@ -209,7 +252,7 @@ class PipelineModule(ShardedModule):
         return (total ** (1.0 / norm_type)).to(own.dtype)
 
     def extra_repr(self) -> str:
-        return f"stage={self.running.ranks.stage} of {len(self.running.stages.graphs)}, {super().extra_repr()}"
+        return f"stage={' and '.join(map(str, self.running.steps))} of {len(self.running.stages.graphs)}, {super().extra_repr()}"
 
 
 def compile_pipeline(
@@ -238,9 +281,10 @@ def compile_pipeline(
         raise MismatchError("ranks hold different plans", "give every rank the same plan file")
 
     captured, replayed = together(lambda: capture_pipeline(model, plan, loss), team)
-    ranks = Ranks(team, mesh.sizes[0])
-    groups = create_groups(replayed.stages, ranks)
-    schedule = replayed.schedules[ranks.stage]
+    ranks, stages, split = Ranks(team, mesh.sizes[0]), replayed.stages, stages_split(replayed.order)
+    groups = create_groups(stages, ranks)
+    schedules = {stage: replayed.schedules[stage] for stage in stages.at(ranks.position)}
+    schedule = schedules[ranks.position]
     part = share_device_mesh(mesh, where)[mesh.names[1:]]
     flatten_axes(part)
     place = Place(schedule.machine.mesh, part, team_of(part), where)
@@ -249,24 +293,28 @@ def compile_pipeline(
         constants, call = own_constants(schedule, captured.constants, place), CallTree(captured.graph.arguments, forward_of(model), loss)
         return bind_step(schedule, constants, call, place, "global", dropout, "eager", split=split)
 
-    step = bind_stage(captured, schedule, split=ranks.stage in stages_split(replayed.order))
-    graph = schedule.graph
-    if not graph.stepped:
-        raise UsageError(f"nothing trains in stage {ranks.stage}", "cut the model so that each stage has a parameter that trains")
-    running = Running(
-        replayed.graph, replayed.stages, replayed.order, ranks,
-        ProcessMail(replayed.stages, schedule, replayed.order, ranks, groups.pairs, where), groups,
-    )  # fmt: skip
-    tree, still, absent = _place_weights(model, graph, schedule, place, team, init, seed)
-    row = plan.stages[ranks.stage]
+    steps = {stage: bind_stage(captured, one, split=stage in split) for stage, one in schedules.items()}
+    if not any(one.graph.stepped for one in schedules.values()):
+        where_none = " and ".join(f"stage {stage}" for stage in schedules)
+        raise UsageError(f"nothing trains in {where_none}", "cut the model so that each rank has a parameter that trains")
+    mail = ProcessMail(stages, schedules, replayed.order, ranks, groups.pairs, where)
+    running = Running(replayed.graph, stages, steps, replayed.order, ranks, mail, groups)
+    tree, still, absent = _place_weights(model, tuple(schedules.values()), place, team, init, seed)
     programs = PipelinePrograms(
-        step, tuple(part.training for part in tree.modules()), loss, optimizer=plan.model.optimizer,
-        memory_limit=max(plan.memory_limit_bytes_per_rank - (row.in_flight - 1) * row.held_bytes_per_rank, 0),
-        plan=plan, running=running, absent=absent, bind_stage=bind_stage,
+        running.main, tuple(part.training for part in tree.modules()), loss, optimizer=plan.model.optimizer,
+        memory_limit=_left_for_programs(plan, tuple(schedules)), plan=plan, running=running, absent=absent, bind_stage=bind_stage,
     )  # fmt: skip
     module = PipelineModule(tree, programs, plan, still, running)
     programs.settings = Settings(module.parts, held_by(loss, model))
     return module
+
+
+def _left_for_programs(plan: PipelinePlan, mine: Sequence[int]) -> int:
+    """Bytes of a rank for a stage's program beside the planned ones: what microbatches in flight and the rank's other stages leave."""
+    rows = [plan.stages[stage] for stage in mine]
+    held = sum(max(row.in_flight - 1, 0) * row.held_bytes_per_rank for row in rows)
+    rests = [row.rest_bytes_per_rank or 0 for row in rows]
+    return max(plan.memory_limit_bytes_per_rank - held - (sum(rests) - min(rests)), 0)
 
 
 def capture_pipeline(model: nn.Module, plan: PipelinePlan, loss: Callable[..., Any] | None) -> tuple[Capture, ReplayedPipeline]:
@@ -289,12 +337,12 @@ def capture_pipeline(model: nn.Module, plan: PipelinePlan, loss: Callable[..., A
 
 
 def _place_weights(
-    model: nn.Module, graph: Graph, schedule: Any, place: Place, team: Team, init: Initialise | None, seed: int
+    model: nn.Module, schedules: Sequence[Schedule], place: Place, team: Team, init: Initialise | None, seed: int
 ) -> tuple[nn.Module, set[str], Absent]:  # fmt: skip
-    """The model's tree with this stage's weights, the names of those without values; the parameters of others, which are None in it."""
+    """The model's tree with the weights of these stages, the names of those without values; the parameters of others, None in it."""
     specs = {
         item.name: item.own_spec(schedule.specs[item.tensor], place.mesh.sizes)
-        for item in graph.inputs if item.kind in ("parameter", "buffer")
+        for schedule in schedules for item in schedule.graph.inputs if item.kind in ("parameter", "buffer")
     }  # fmt: skip
     named = {name: tensor for name, _, _, tensor in own_tensors(model)}
     mine = {id(named[name]) for name in specs}

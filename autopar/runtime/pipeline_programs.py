@@ -2,7 +2,7 @@
 
 A call without gradients runs the forward part of a program alone. Where evaluation captures the planned graph, as without dropout, the
 planned program serves. Any other is cut where the plan is cut, with weights where they lie and each stage planned by its first rank;
-microbatches have no more rows than planned, and run in the order of 1F1B.
+microbatches have no more rows than planned, and run in the order of 1F1B, interleaved where ranks run several stages.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from autopar.importer import Capture, Captures, capture
 from autopar.importer.containers import changed
 from autopar.pipeline import Action, Stages, cut_graph
 from autopar.pipeline.crossing import crossing_pins
-from autopar.pipeline.orders import write_lines
-from autopar.pipeline.timetable import read_order
+from autopar.pipeline.orders import interleave, write_lines
+from autopar.pipeline.timetable import merge_queues, read_order
 from autopar.pipeline_plan import PipelinePlan
 from autopar.recording import replay
 from autopar.runtime.agreement import everyones, together
@@ -43,14 +43,16 @@ Absent = Mapping[tuple[str, str], nn.Parameter]
 
 @dataclass(frozen=True)
 class Running:
-    """What a step of a pipeline needs on this rank beside the stage's program.
+    """What runs a step of a pipeline on this rank.
 
     Args:
         whole: the graph before it was cut.
+        steps: the program of each stage of this rank.
     """
 
     whole: Graph
     stages: Stages
+    steps: Mapping[int, Step]
     order: tuple[Action, ...]
     ranks: Ranks
     mail: ProcessMail
@@ -61,21 +63,26 @@ class Running:
         """The stage that makes the loss."""
         return next(number for number, graph in enumerate(self.stages.graphs) if graph.loss is not None)
 
+    @property
+    def main(self) -> Step:
+        """The program of this rank's first stage, which stands for all of them."""
+        return next(iter(self.steps.values()))
+
     @cached_property
     def mine(self) -> tuple[tuple[int, Action], ...]:
-        """This stage's actions with their places in the total order."""
-        return tuple((place, action) for place, action in enumerate(self.order) if action.stage == self.ranks.stage)
+        """This rank's actions with their places in the total order."""
+        return tuple((place, action) for place, action in enumerate(self.order) if action.stage in self.steps)
 
 
 @dataclass
 class PipelinePrograms(Programs):
-    """A pipeline's programs.
+    """A pipeline's programs. Of several stages of this rank the first one's stands for all.
 
     Args:
         plan: of the pipeline.
         running: of the planned program.
         absent: parameters of other stages, for captures of the whole model.
-        bind_stage: a capture and this stage's schedule -> what runs them.
+        bind_stage: a capture and a stage's schedule -> what runs them.
     """
 
     plan: PipelinePlan = field(kw_only=True)
@@ -136,16 +143,25 @@ class PipelinePrograms(Programs):
             known = self.running_of(step).whole
             if (captured.graph.sha256, captured.graph.accumulation) == (known.sha256, known.accumulation):
                 return step
-        stages = cut_graph(captured.graph, self.plan.cut)
-        mine = stages.graphs[running.ranks.stage]
-        pins = crossing_pins(mine, self._crossing_specs(stages))
-        schedule = together(lambda: defer_once(replay(self._plan(mine, model, pins), mine)), team)
+        stages = cut_graph(captured.graph, self.plan.cut, self.plan.positions)
+        specs, schedules = self._crossing_specs(stages), dict[int, Schedule]()
+        for stage in running.steps:
+            graph = stages.graphs[stage]
+            pins = crossing_pins(graph, specs)
+            schedules[stage] = together(lambda graph=graph, pins=pins: defer_once(replay(self._plan(graph, model, pins), graph)), team)
         groups = running.groups if _groups_of(stages) == _groups_of(running.stages) else create_groups(stages, running.ranks)
-        order = read_order(write_lines("1f1b", len(stages.graphs), captured.graph.microbatches))
-        mail = ProcessMail(stages, schedule, order, running.ranks, groups.pairs, self.main.place.device)
-        step = self.bind_stage(captured, schedule)
-        self.runs[id(step)] = Running(captured.graph, stages, order, running.ranks, mail, groups)
-        return step
+        order = self._order(len(stages.graphs), captured.graph.microbatches)
+        mail = ProcessMail(stages, schedules, order, running.ranks, groups.pairs, self.main.place.device)
+        steps = {stage: self.bind_stage(captured, schedule) for stage, schedule in schedules.items()}
+        made = Running(captured.graph, stages, steps, order, running.ranks, mail, groups)
+        self.runs[id(made.main)] = made
+        return made.main
+
+    def _order(self, stages: int, microbatches: int) -> tuple[Action, ...]:
+        """That of 1F1B, or Megatron-LM's where ranks run several stages."""
+        if self.plan.chunks == 1:
+            return read_order(write_lines("1f1b", stages, microbatches))
+        return merge_queues(interleave(self.plan.positions, self.plan.chunks, microbatches))
 
     def _capture_whole(
         self, shapes: Shapes, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Mapping[str, Tensor]

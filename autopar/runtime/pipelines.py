@@ -1,4 +1,4 @@
-"""A pipeline's step: the stages' actions in one total order, each on the ranks of its stage that this process hosts.
+"""A pipeline's step: the stages' actions in one total order, each on the ranks that run its stage and that this process hosts.
 
 An action is one part of a microbatch in one stage: forward, backward, or its gradients of weights. What crosses to another stage is sent
 when the action is over; in the last microbatch's backward, before what is done once a step where that stands behind it. It is received when
@@ -68,6 +68,10 @@ class StageRun:
         self.executable = executable
         self.sent = {output.tensor: value for output, value in executable.schedule.outputs}
         self.in_flight: dict[int, Sequence[Values]] = {}
+
+    def begin(self) -> None:
+        """Makes what is made once, before the first microbatch."""
+        self.step.begin(self.enter(0))
 
     def run(self, part: Part, microbatch: int) -> None:
         """Receives, computes and sends."""
@@ -158,6 +162,8 @@ def simulate_pipeline(
         executable = bind(schedule, LockstepRanks(schedule.machine.mesh), torch.device("cpu"), dropout=dropout, split=stage in split)
         enter = _entering(schedule, values)
         runs.append(StageRun(stages, stage, executable, enter, mail, scaled=scaled, observed=observed[stage]))
+    for run in runs:
+        run.begin()
     for action in order:
         runs[action.stage].run(action.part, action.microbatch)
     outputs: dict[tuple[str, str], Tensor] = {}

@@ -259,7 +259,7 @@ def test_devices_in_python_is_the_better_of_both() -> None:
         (("--mesh", "pp=2", "--mode", "inference"), "pp is for training"),
         (("--mesh", "pp=2", "--pareto"), "without a pipeline so far"),
         (("--mesh", "pp=2", "--order", "dualpipe"), "unknown order 'dualpipe'"),
-        (("--mesh", "pp=2", "--order", "interleaved:2"), "a rank runs one stage"),
+        (("--mesh", "pp=2", "--order", "interleaved:9"), "18 stages are asked for"),
         (("--mesh", "dp=2", "--order", "1f1b"), "--order is of a pipeline's stages"),
         (("--mesh", "pp=2", "--stages", "1,1"), "the stages 1,1 are 2 with 2 layers"),
         (("--mesh", "pp=2", "--stages", "nowhere"), "cannot begin with nowhere"),

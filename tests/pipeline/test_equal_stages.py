@@ -101,5 +101,5 @@ def test_limits_fall_until_the_microbatches_in_flight_fit(monkeypatch: pytest.Mo
     monkeypatch.setattr(planning._Planner, "_in_names", lambda self, found, graph: found)
     monkeypatch.setattr(planning, "measure_stage", measure)
     planner = planning._Planner(graph, planning.PipelineRequest(machine("pp=2,dp=2"), 70))
-    found: Any = planner._plan_stage(graph, {}, 5)
+    found: Any = planner._plan_stage(graph, {}, 5, 70)
     assert len(tried) <= planning.SHRINKS and measure(found.schedule, "").peak_with(5) <= 70 < measure(tried[0], "").peak_with(5)

@@ -19,7 +19,7 @@ from autopar.pipeline import Boundary, Stages, cut_graph, planning
 from autopar.pipeline.clock import StageCosts, time_pipeline
 from autopar.pipeline.explanation import find_stage_needs
 from autopar.pipeline.order_search import choose_order
-from autopar.pipeline.orders import ORDERS, check_order, write_lines
+from autopar.pipeline.orders import ORDERS, parse_order, write_lines
 from autopar.pipeline.planning import PipelineRequest, PipelineResult, plan_pipeline
 from autopar.pipeline.timetable import problems_of, read_order, write_order
 from autopar.pipeline_plan import OrderName, PipelinePlan, StagePlan
@@ -103,10 +103,10 @@ def test_the_file_holds_and_runs_what_was_planned(order: OrderName) -> None:
 def test_no_stage_is_said_to_need_more_than_the_step(order: OrderName) -> None:
     weights = 1.0 if order == "zero-bubble" else 0.0
     costs = [StageCosts(1.0, 2.0 - weights, 2.0 - weights, 0.0, 1, 1, 2.0 - weights, weights, weights) for _ in range(3)]
-    lines = choose_order(order, costs, 3, 0.1, 100)
-    assert lines is not None
     stages = Stages((), tuple(Boundary(f"{a}{b}", a, b) for a, b in ((0, 1), (1, 2), (2, 1), (1, 0))))
-    step = time_pipeline(stages, costs, read_order(lines), 0.1).step
+    found = choose_order(order, stages, costs, 3, 0.1, 100)
+    assert found is not None
+    step = time_pipeline(stages, costs, found, 0.1).step
     least = [need.least for need in find_stage_needs(costs, 3, 0.1)]
     assert max(least) <= step * (1 + 1e-9) and max(least) > 0.9 * step
 
@@ -211,6 +211,10 @@ def test_usual_orders_are_those_of_the_books() -> None:
 
 def test_an_order_that_is_not_there() -> None:
     with pytest.raises(UsageError, match=r"unknown order 'dualpipe'"):
-        check_order("dualpipe")
-    with pytest.raises(UsageError, match=r"a rank runs one stage"):
-        autopar.plan_pipeline(nn.Linear(2, 2), (torch.randn(2, 2),), mesh="pp=2", order="interleaved:2")
+        parse_order("dualpipe")
+    for text in ("interleaved:1", "interleaved:", "interleaved:65", "interleaved:two"):
+        with pytest.raises(UsageError, match=r"has no number of stages a rank from 2 to 64"):
+            parse_order(text)
+    with pytest.raises(UsageError, match=r"unknown order '1f1b:2'"):
+        autopar.plan_pipeline(nn.Linear(2, 2), (torch.randn(2, 2),), mesh="pp=2", order="1f1b:2")
+    assert parse_order("interleaved") == ("interleaved", 2) and parse_order("interleaved:3") == ("interleaved", 3)

@@ -371,7 +371,7 @@ def test_what_a_pipeline_does_not_do_yet_is_refused_on_all_ranks() -> None:
         return words
 
     for words in on_ranks(run, 2):
-        assert all("so far" in one or "its stage alone" in one for one in words[:3])
+        assert all("so far" in one or "its stages alone" in one for one in words[:3])
         assert "float32 [8, 8], planned was int64" in words[3]
 
 
