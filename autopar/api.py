@@ -182,7 +182,7 @@ def plan_pipeline(
         stages: the first module of each stage but the first, or counts of equal layers, ``"8,9,8,7"``; chosen when not given.
         order: of each stage's actions. ``whole`` searches with backward whole; ``zero-bubble`` with gradients of weights in actions of
             their own, which fill the time that stages would wait; ``auto`` is ``whole`` unless that is clearly slower; ``gpipe`` and
-            ``1f1b`` are written down.
+            ``1f1b`` are written down. ``interleaved:3`` searches with three stages a rank, ``interleaved`` with two.
         constraints: pins by name, as of ``plan``. One on a weight holds in the stage that has it. Axes are those of a stage, by name
             (``S(tp) R``) or number.
         others: as of ``plan``.

@@ -48,7 +48,10 @@ InputsOption = Annotated[str, typer.Option(help="global: ranks pass whole batche
 PinOption = Annotated[list[str] | None, typer.Option(help="NAME=SPEC, e.g. 'lm_head.weight=S1 R'; may be repeated")]
 EffortOption = Annotated[str, typer.Option(help="low, normal or high: how much work the search may do, the same on every machine")]
 OrderOption = Annotated[
-    str, typer.Option(help="of a pipeline's actions: auto, whole, gpipe, 1f1b or zero-bubble (weights' gradients where stages wait)")
+    str,
+    typer.Option(
+        help="of a pipeline's actions: auto, whole, gpipe, 1f1b, zero-bubble (weights' gradients where stages wait) or interleaved:2"
+    ),
 ]
 SeedOption = Annotated[int, typer.Option(help="the same seed gives the same plan, unless the time limit cut the search")]
 

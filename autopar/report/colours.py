@@ -37,3 +37,12 @@ def contrast(one: str, other: str) -> float:
 def text_on(colour: str) -> str:
     """Black or white, whichever is read better on ``colour``."""
     return max((BLACK, WHITE), key=lambda ink: contrast(ink, colour))
+
+
+def lighter(colour: str, share: float) -> str:
+    """A colour with a share of white in it.
+
+    >>> lighter("#000080", 0.5)
+    '#8080c0'
+    """
+    return "#" + "".join(f"{round(255 * share + int(colour[place : place + 2], 16) * (1 - share)):02x}" for place in (1, 3, 5))

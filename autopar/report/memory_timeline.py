@@ -63,7 +63,10 @@ def _resting(plan: Plan) -> dict[str, int]:
 def _sums(plan: Plan) -> dict[str, int]:
     """Bytes of what gradients of microbatches are summed in, there from the beginning of the last on."""
     added = {row.reads[0]: row.writes[0] for row in plan.schedule if row.kind == "add"}
-    made = {entry.value or entry.tensor: entry for row in plan.ops for entry in row.outputs}
+    made: dict[str, TensorSpec] = {  # another stage may have made a gradient
+        entry.tensor: entry for entry in (*plan.inputs.values(), *plan.tangents.values())
+    }
+    made |= {entry.value or entry.tensor: entry for row in plan.ops for entry in row.outputs}
     specs = {row.value: made[row.tensor].model_copy(update={"spec": row.to_spec}) for row in plan.reshards if row.tensor in made}
     return {total: _bytes((made | specs)[value], plan) for value, total in added.items()}
 

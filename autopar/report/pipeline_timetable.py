@@ -8,10 +8,11 @@ from html import escape
 from itertools import product
 from typing import NamedTuple
 
+from autopar.pipeline import STAGE_AXIS
 from autopar.pipeline.clock import recorded_costs, recorded_order, recorded_stages, time_pipeline
 from autopar.pipeline_plan import PipelinePlan
 from autopar.report import units
-from autopar.report.colours import KINDS, text_on
+from autopar.report.colours import KINDS, lighter, text_on
 from autopar.report.trace import flow
 
 WIDTH, LEFT, RIGHT, ROW, LINE = 1000, 90, 20, 34, 18
@@ -20,6 +21,8 @@ LETTER = 7
 """Pixels that a letter of the key takes, at most on average."""
 NUMBERED = 16
 """Pixels of the narrowest bar with its microbatch in it."""
+LIGHTEST = 0.5
+"""Share of white in the bars of a rank's last stage. Those before it have less."""
 
 
 _DARK = (
@@ -98,12 +101,12 @@ def _rows(plan: PipelinePlan, bars: tuple[StageBar, ...], scale: float, top: flo
     for bar in bars:
         position, chunk = bar.stage % plan.positions, bar.stage // plan.positions
         x, y, width = LEFT + bar.begin * scale, top + ROW * position, (bar.end - bar.begin) * scale
-        colour = KINDS[bar.kind][0]
+        colour = lighter(KINDS[bar.kind][0], LIGHTEST * chunk / max(plan.chunks - 1, 1))
         of = f" of stage {bar.stage}" if plan.chunks > 1 else ""
         title = f"{bar.name}{of}, {units.seconds(bar.begin)} to {units.seconds(bar.end)}"
         yield (
-            f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{ROW - 6}" fill="{colour}" stroke="white" stroke-width="0.6"'
-            f"{_shade(chunk, plan.chunks)}><title>{escape(title)}</title></rect>"
+            f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{ROW - 6}" fill="{colour}" stroke="white" stroke-width="0.6">'
+            f"<title>{escape(title)}</title></rect>"
         )
         if width >= NUMBERED and bar.microbatch is not None:
             how = f"text-anchor='middle' fill='{text_on(colour)}' font-size='11'"
@@ -111,14 +114,8 @@ def _rows(plan: PipelinePlan, bars: tuple[StageBar, ...], scale: float, top: flo
 
 
 def row_name(plan: PipelinePlan, position: int) -> str:
-    """The stages of a position, for a row of the timetable."""
-    mine = list(map(str, range(position, len(plan.stages), plan.positions)))
-    return f"stage {mine[0]}" if len(mine) == 1 else f"stages {mine[0]}, {mine[1]}" + ", ..." * (len(mine) > 2)
-
-
-def _shade(chunk: int, chunks: int) -> str:
-    """Later stages of a rank are lighter."""
-    return f' fill-opacity="{1 - 0.45 * chunk / (chunks - 1):.2f}"' if chunk else ""
+    """Of a row: its stage, or where along the axis of stages it is if it has several."""
+    return f"stage {position}" if plan.chunks == 1 else f"{STAGE_AXIS} {position}"
 
 
 def _key(bars: tuple[StageBar, ...], positions: int, y: float) -> Iterator[str]:
@@ -128,8 +125,8 @@ def _key(bars: tuple[StageBar, ...], positions: int, y: float) -> Iterator[str]:
         yield f'<rect x="{x:.0f}" y="{y:.1f}" width="12" height="12" fill="{colour}"/>'
         yield _text(x + 18, y + 11, name, "")
         x += 34 + LETTER * len(name)
-    lighter = "; lighter: later stages of the rank" if any(bar.stage >= positions for bar in bars) else ""
-    yield _text(x, y + 11, f"idle where grey; a number is a microbatch{lighter}", "class='note' fill='#5a5a5a'")
+    later = "; lighter: later stages of the rank" if any(bar.stage >= positions for bar in bars) else ""
+    yield _text(x, y + 11, f"idle where grey; a number is a microbatch{later}", "class='note' fill='#5a5a5a'")
 
 
 def _text(x: float, y: float, words: str, how: str) -> str:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -147,8 +147,8 @@ class PipelinePrograms(Programs):
         specs, schedules = self._crossing_specs(stages), dict[int, Schedule]()
         for stage in running.steps:
             graph = stages.graphs[stage]
-            pins = crossing_pins(graph, specs)
-            schedules[stage] = together(lambda graph=graph, pins=pins: defer_once(replay(self._plan(graph, model, pins), graph)), team)
+            plan = partial(self._plan_stage, graph, model, crossing_pins(graph, specs))
+            schedules[stage] = together(plan, team)
         groups = running.groups if _groups_of(stages) == _groups_of(running.stages) else create_groups(stages, running.ranks)
         order = self._order(len(stages.graphs), captured.graph.microbatches)
         mail = ProcessMail(stages, schedules, order, running.ranks, groups.pairs, self.main.place.device)
@@ -156,6 +156,9 @@ class PipelinePrograms(Programs):
         made = Running(captured.graph, stages, steps, order, running.ranks, mail, groups)
         self.runs[id(made.main)] = made
         return made.main
+
+    def _plan_stage(self, graph: Graph, model: nn.Module, pins: Mapping[str, str]) -> Schedule:
+        return defer_once(replay(self._plan(graph, model, pins), graph))
 
     def _order(self, stages: int, microbatches: int) -> tuple[Action, ...]:
         """That of 1F1B, or Megatron-LM's where ranks run several stages."""

@@ -69,25 +69,34 @@ def run_orders(chain: Chain, orders: Ints, clock: Clock) -> float:
 
 
 def write_warm_ups(chain: Chain, warm_ups: Ints, orders: Ints) -> None:
-    """Orders for one chunk a device: so many F first, then B (and W) and F in turn, and the B left.
+    """Orders for chunks placed in a loop: so many F first, then B (and W) and F in turn, and the B left.
+
+    F go chunk by chunk in rounds of as many microbatches as devices, B in rounds from the last chunk on.
 
     Args:
         orders: written to.
     """
-    devices, microbatches, kinds = chain.sizes[1], chain.sizes[2], chain.sizes[3]
-    at = 0
+    chunks, devices, microbatches, kinds = chain.sizes[0], chain.sizes[1], chain.sizes[2], chain.sizes[3]
+    at, each = 0, chunks // devices
+    total = each * microbatches
     for d in range(devices):
-        warm = min(max(1, warm_ups[d]), microbatches)
-        for _ in range(warm):
-            orders[at] = 3 * d
+        warm = min(max(1, warm_ups[d]), total)
+        for n in range(warm):
+            orders[at] = 3 * (d + devices * _turn(n, devices, each, microbatches))
             at += 1
-        for n in range(microbatches):
+        for n in range(total):
             for kind in range(1, kinds):
-                orders[at] = 3 * d + kind
+                orders[at] = 3 * (d + devices * (each - 1 - _turn(n, devices, each, microbatches))) + kind
                 at += 1
-            if n < microbatches - warm:
-                orders[at] = 3 * d
+            if n < total - warm:
+                orders[at] = 3 * (d + devices * _turn(n + warm, devices, each, microbatches))
                 at += 1
+
+
+def _turn(n: int, devices: int, each: int, microbatches: int) -> int:
+    """Which of a device's ``each`` chunks its n-th F is of. The last round has the microbatches that are left."""
+    begin = n // (devices * each) * devices
+    return (n - begin * each) // min(devices, microbatches - begin)
 
 
 def run_warm_ups(chain: Chain, warm_ups: Ints, orders: Ints, clock: Clock) -> float:

@@ -1,9 +1,9 @@
 """Local search over cuts, modes and warm-ups, by exact simulation.
 
 A state says where each chunk ends and the warm-up of each device. The modes follow: the fastest mix that leaves room for as many
-microbatches in flight as the warm-up. So do the orders. With one chunk a device and no split, F and B take turns after the warm-up.
-Otherwise list scheduling makes them. A move shifts a layer from one chunk to another, or changes warm-ups by one. States as good as the
-present one are accepted: plateaus are wide, as most chunks do not bind.
+microbatches in flight as the warm-up. So do the orders. Where chunks lie in a loop, without a split, F and B take turns after the warm-up.
+List scheduling is tried beside that with several chunks a device, and alone for other problems. A move shifts a layer from one chunk to
+another, or changes warm-ups by one. States as good as the present one are accepted: plateaus are wide, as most chunks do not bind.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ class CutSearch:
         self.chunks_of = [[c for c, place in enumerate(self.problem.places) if place == d] for d in range(self.problem.devices)]
         self.operations = self.problem.devices * line_length(self.problem)
         self.orders = np.zeros(self.operations, dtype=np.int64)
-        self.by_warm_ups = self.problem.chunks == 1 and not self.problem.split
-        self.rule = run_warm_ups if self.by_warm_ups else schedule_by_list
+        takes_turns, lists = self.problem.placement == "loop" and not self.problem.split, self.problem.chunks > 1 or self.problem.split
+        self.rules = [(run_warm_ups, 0.0)] if takes_turns else []
+        """Each with the operations that it looks at beside one that it places."""
+        self.rules += [(schedule_by_list, 3.0 * self.problem.total_chunks)] if lists else []
         self.best: State | None = None
         self.left = [] if incumbent.done else starts(self.problem)
         self.seen: set[State] = set()
@@ -90,12 +92,13 @@ class CutSearch:
         costs = [mix.cost for mix in mixes]
         if bound_sections(self.problem, costs) > best:
             return math.inf
-        warm_ups = np.array(state.warm_ups, dtype=np.int64)
-        step = float(self.rule(make_chain(self.problem, costs), warm_ups, self.orders, self.incumbent.clock))
-        scanned = 0.0 if self.by_warm_ups else 3 * self.problem.total_chunks * SETTINGS.scan_work
-        self.incumbent.spend(self.operations * (SETTINGS.operation_work + scanned))
-        if step < self.incumbent.step and self.incumbent.offer(state.ends, mixes, self.orders):
-            self.best = state
+        warm_ups, chain, step = np.array(state.warm_ups, dtype=np.int64), make_chain(self.problem, costs), math.inf
+        for rule, scanned in self.rules:
+            found = float(rule(chain, warm_ups, self.orders, self.incumbent.clock))
+            self.incumbent.spend(self.operations * (SETTINGS.operation_work + scanned * SETTINGS.scan_work))
+            step = min(step, found)
+            if found < self.incumbent.step and self.incumbent.offer(state.ends, mixes, self.orders):
+                self.best = state
         return step
 
     def mixes(self, state: State) -> list[Mix] | None:

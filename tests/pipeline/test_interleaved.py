@@ -26,6 +26,7 @@ from autopar.pipeline.timetable import merge_queues, problems_of, read_order, wr
 from autopar.pipeline_plan import PipelinePlan
 from autopar.recording.pipelines import record_pipeline, replay_pipeline
 from autopar.report.pipeline import pipeline_summary
+from autopar.report.pipeline_page import pipeline_html
 from autopar.report.pipeline_timetable import pipeline_svg, pipeline_trace, stage_bars
 from autopar.runtime.pipelines import simulate_pipeline
 from autopar.schedule import memory
@@ -98,7 +99,8 @@ def test_the_file_holds_and_runs_what_was_planned(name: str, mesh: str, chunks: 
         assert write_order(replayed.order, stage) == write_order(found.order, stage)
     assert write_turns(replayed.order, 2) == plan.turns == write_turns(found.order, 2)
     assert max(bar.end for bar in stage_bars(plan)) == pytest.approx(plan.objective.seconds)
-    assert pipeline_svg(plan).count(">stages ") == pipeline_trace(plan).count('"thread_name"') == 2
+    assert pipeline_svg(plan).count(">pp ") == pipeline_trace(plan).count('"thread_name"') == 2
+    assert "Timetable" in pipeline_html(plan)
     words = pipeline_summary(plan)
     assert f"interleaved:{chunks}" in words and f"{chunks} stages a rank" in words
 

@@ -9,7 +9,8 @@ from importlib.resources import files
 import pytest
 
 from autopar.report import pipeline_timetable, plot
-from autopar.report.colours import CURVES, KINDS, PARTS, contrast, luminance, text_on
+from autopar.report.colours import CURVES, KINDS, PARTS, contrast, lighter, luminance, text_on
+from autopar.report.pipeline_timetable import LIGHTEST
 
 TEXT = 4.5
 """Contrast that WCAG 2.2 asks for between text and its ground (1.4.3)."""
@@ -47,7 +48,9 @@ def test_no_two_colours_look_alike(palette: list[str], sight: str) -> None:
 
 
 def test_text_on_a_bar_is_read() -> None:
-    assert all(contrast(text_on(colour), colour) >= TEXT for colour in [*(colour for colour, _ in KINDS.values()), *PARTS])
+    kinds = [colour for colour, _ in KINDS.values()]
+    later = [lighter(colour, share / 8 * LIGHTEST) for colour in kinds for share in range(9)]
+    assert all(contrast(text_on(colour), colour) >= TEXT for colour in [*kinds, *later, *PARTS])
 
 
 def test_parts_become_lighter_from_first_to_last() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from autopar.solvers import ProblemError
+from autopar.solvers.kernels import run_warm_ups
 from autopar.solvers.pipeline import (
     Mode,
     Operation,
@@ -20,6 +22,7 @@ from autopar.solvers.pipeline import (
     simulate,
     solve_pipeline,
 )  # fmt: skip
+from autopar.solvers.pipeline.chain import decoded, make_chain, make_clock
 from autopar.solvers.pipeline.timetable import PREDICATES, needs
 from tests.solvers.pipeline.problems import random_pipeline
 from tests.solvers.pipeline.replay import replay
@@ -140,3 +143,24 @@ def test_a_total_order_has_each_devices_order_in_it(problem):
 def test_other_texts_are_no_operation(text):
     with pytest.raises(ProblemError, match="is no operation"):
         Operation.parse(text)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chunks_in_a_loop_take_turns_as_written(seed):
+    """Rounds of as many microbatches as devices, forward from the first chunk on, backward from the last; the last round may be short."""
+    random_ = random.Random(seed)
+    p, v, m = random_.randint(1, 4), random_.randint(1, 3), random_.randint(1, 9)
+    problem = PipelineProblem(((Mode(1.0, 2.0),),) * (p * v), p, m, v)
+    warm_ups = np.array([random_.randint(1, v * m) for _ in range(p)], dtype=np.int64)
+    codes = np.zeros(2 * p * v * m, dtype=np.int64)
+    run_warm_ups(make_chain(problem, [Mode(1.0, 2.0)] * (p * v)), warm_ups, codes, make_clock(problem))
+    rounds = [min(p, m - begin) for begin in range(0, m, p)]
+    for device, line in enumerate(decoded(codes, problem)):
+        chunks = range(device, p * v, p)
+        forward = [f"F{chunk}" for size in rounds for chunk in chunks for _ in range(size)]
+        backward = [f"B{chunk}" for size in rounds for chunk in reversed(chunks) for _ in range(size)]
+        warm = int(warm_ups[device])
+        wanted = forward[:warm]
+        for number, operation in enumerate(backward):
+            wanted += [operation, *forward[warm + number : warm + number + 1]]
+        assert [str(operation) for operation in line] == wanted
