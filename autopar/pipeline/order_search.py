@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from autopar.pipeline.clock import StageCosts, time_pipeline
+from autopar.pipeline.clock import StageCosts
 from autopar.pipeline.cutting import Stages
-from autopar.pipeline.orders import interleave, write_lines
+from autopar.pipeline.orders import write_lines
 from autopar.pipeline.timetable import LETTERS, Action, merge_queues, read_order
 from autopar.pipeline_plan import OrderName
 from autopar.solvers.pipeline import Mode, PipelineProblem, numbered, solve_pipeline
@@ -24,35 +24,24 @@ def choose_order(
 
     Args:
         name: the order. ``gpipe`` and ``1f1b`` are written down, whatever they hold. Backward is whole but in ``zero-bubble``.
-        stages: their graphs may be missing.
+        stages: for where they run; their graphs may be missing.
         transfer: seconds of what crosses.
         limit: bytes of a rank.
     """
     if name in ("gpipe", "1f1b"):
         return read_order(write_lines(name, len(costs), microbatches))
-    best, least = None, float("inf")
-    for order in _find_orders(stages.positions or len(costs), costs, microbatches, transfer, limit, split=name == "zero-bubble"):
-        times = time_pipeline(stages, costs, order, transfer)
-        if times.step < least and max(times.peaks) <= limit:
-            best, least = order, times.step
-    return best
-
-
-def _find_orders(
-    positions: int, costs: Sequence[StageCosts], microbatches: int, transfer: float, limit: int, *, split: bool
-) -> Iterator[tuple[Action, ...]]:  # fmt: skip
-    """The solver's order; and Megatron-LM's, where a rank runs several stages."""
-    chunks = len(costs) // positions
+    positions, split = stages.positions or len(costs), name == "zero-bubble"
     modes = tuple((Mode(one.forward, one.backward, one.weights, float(one.most_held), rest),)
                   for one, rest in zip(costs, _rest_of(costs, positions), strict=True))  # fmt: skip
-    problem = PipelineProblem(modes, positions, microbatches, chunks, transfer=transfer, split=split, limit=float(limit))
+    problem = PipelineProblem(
+        modes, positions, microbatches, len(costs) // positions, transfer=transfer, split=split, limit=float(limit)
+    )  # fmt: skip
     solution = solve_pipeline(problem, work=ORDER_WORK)
-    if solution.plan is not None:
-        yield merge_queues([
-            [Action(one.chunk, _PARTS[one.kind], one.microbatch) for one in numbered(line)] for line in solution.plan.orders
-        ])  # fmt: skip
-    if chunks > 1:
-        yield merge_queues(interleave(positions, chunks, microbatches))
+    if solution.plan is None:
+        return None
+    return merge_queues([
+        [Action(one.chunk, _PARTS[one.kind], one.microbatch) for one in numbered(line)] for line in solution.plan.orders
+    ])  # fmt: skip
 
 
 def _rest_of(costs: Sequence[StageCosts], positions: int) -> list[float]:
