@@ -17,6 +17,9 @@ def pipeline_changes(first: PipelinePlan | Plan, second: PipelinePlan | Plan) ->
     if first.cut != second.cut:
         yield f"cut: stages begin with {', '.join(first.cut) or 'nothing'} -> {', '.join(second.cut) or 'nothing'}"
     alike = first.cut == second.cut and first.mesh == second.mesh and first.microbatches == second.microbatches
+    for position, turns in enumerate(zip(first.turns or (), second.turns or (), strict=False)):
+        if alike and turns[0] != turns[1]:
+            yield f"turns at pp {position}: {turns[0]} -> {turns[1]}"
     for number, (old, new) in enumerate(zip(first.stages, second.stages, strict=False)):
         for what, before, after in (
             ("forward_seconds", old.forward_seconds, new.forward_seconds), ("backward_seconds", old.backward_seconds, new.backward_seconds),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.check.pipelines import check_pipeline
+from autopar.compare.pipeline_changes import pipeline_changes
 from autopar.errors import InfeasibleError, MismatchError, UsageError
 from autopar.pipeline import Action, Boundary, Stages, planning
 from autopar.pipeline.clock import (
@@ -272,11 +273,13 @@ def test_check_knows_that_a_rank_hands_over_at_once() -> None:
 def test_other_turns_are_found_by_their_figures() -> None:
     """A legal order that is not the one that was priced."""
     plan = file_of("masked", "pp=2,dp=2", 2)
+    assert plan.turns is not None
     order = merge_queues([[Action(stage, part, number) for stage, part in ((a, "forward"), (b, "forward"), (b, "backward"), (a, "backward"))
                            for number in range(4)] for a, b in ((0, 2), (1, 3))])  # fmt: skip
     rows = tuple(row.model_copy(update={"order": write_order(order, stage)}) for stage, row in enumerate(plan.stages))
     edited = _with(plan, turns=write_turns(order, 2), stages=rows)
     replay_pipeline(edited, capture("masked", 4)[2])
+    assert f"turns at pp 0: {plan.turns[0]} -> {edited.turns[0]}" in list(pipeline_changes(plan, edited))
     found = [one.where for one in check_pipeline(edited)]
     assert "stages[1].in_flight" in found and not any("order" in where or "turns" in where for where in found)
 
