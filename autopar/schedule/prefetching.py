@@ -9,6 +9,7 @@
   are summed between two steps (``summed_halfway``), it starts when the one before is waited for.
 
 With ``limits.ahead_bytes`` of 0 nothing starts before it is needed, and calls that trail are waited for at once.
+What runs before the first microbatch starts when it is needed too: one call after another behind the operators.
 With ``limits.held_bytes``, starts move ahead of that only as far as there is room (``headroom``).
 """
 
@@ -24,7 +25,7 @@ from typing import NamedTuple
 from autopar.schedule.accumulating import accumulate, summed_halfway
 from autopar.schedule.collectives import Collective
 from autopar.schedule.headroom import Headroom
-from autopar.schedule.instructions import COMPUTE, Instruction, Segment
+from autopar.schedule.instructions import BEFORE_ALL, COMPUTE, Instruction, Segment
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.settings import HALFWAY_CALLS, LEAD
 from autopar.schedule.windows import Window, anchors, moving, windows
@@ -192,6 +193,11 @@ class _Placing:
             self.queue = deque(gathers)
             for item in segment.among(fixed):
                 index = place[item.id]
+                if item.microbatch == BEFORE_ALL:
+                    for value in item.reads:
+                        self._arrive(value)
+                    self.out.append(item)
+                    continue
                 if self.headroom is not None or (self.queue and early[self.queue[0].id] <= index):
                     self._run_ahead(index)
                 arrived = len(self.done)
