@@ -9,7 +9,7 @@
   are summed between two steps (``summed_halfway``), it starts when the one before is waited for.
 
 With ``limits.ahead_bytes`` of 0 nothing starts before it is needed, and calls that trail are waited for at once.
-What runs before the first microbatch starts when it is needed too: one call after another behind the operators.
+What runs before the first microbatch stays as it stands: one call after another.
 With ``limits.held_bytes``, starts move ahead of that only as far as there is room (``headroom``).
 """
 
@@ -188,16 +188,16 @@ class _Placing:
         place = {item.id: index for index, item in enumerate(fixed)}
         for segment in self.schedule.segments:
             soft = segment.among(self.soft)
+            if segment.microbatch == BEFORE_ALL:
+                self.out += segment.among(self.schedule.instructions)
+                self.started.update(item.id for item in soft)
+                self.done.update(item.id for item in soft)
+                continue
             gathers = [item for item in soft if item.kind == "start" and self.found[item.id].ahead]
             gathers.sort(key=lambda item: (self.times.early[item.id], self.found[item.id].deadline, self.found[item.id].depth))
             self.queue = deque(gathers)
             for item in segment.among(fixed):
                 index = place[item.id]
-                if item.microbatch == BEFORE_ALL:
-                    for value in item.reads:
-                        self._arrive(value)
-                    self.out.append(item)
-                    continue
                 if self.headroom is not None or (self.queue and early[self.queue[0].id] <= index):
                     self._run_ahead(index)
                 arrived = len(self.done)

@@ -74,7 +74,7 @@ def recomputed_ops(model: Model, choices: np.ndarray) -> frozenset[str]:
 
 def _lies_as(model: Model, choices: np.ndarray, site: Site) -> ShardingSpec:
     """The spec in which a tensor enters or is made, before it is gathered once a step."""
-    home, choice = model.nodes[site.producer], choices[site.producer]
+    home, choice = model.nodes[site.producer], int(choices[site.producer])
     if home.kind == "input":
         return home.resting[choice]
     op = model.space.graph.op[home.name]
