@@ -17,6 +17,7 @@ import autopar
 from autopar.check import check
 from autopar.check.pipelines import check_pipeline
 from autopar.compare import explain
+from autopar.effort import Budget, Meter
 from autopar.errors import ScheduleError
 from autopar.graph import Graph
 from autopar.pipeline.layer_tables import measure_layers
@@ -26,14 +27,20 @@ from autopar.recording import replay
 from autopar.schedule import Schedule, make_schedule
 from autopar.schedule.instructions import BEFORE_ALL
 from autopar.schedule.legality import check_legal
+from autopar.schedule.liveness import memory
 from autopar.schedule.simulation import step_seconds
+from autopar.schedule.storages import resting_bytes
 from autopar.schedule.text import format_instructions, parse
 from autopar.search.baselines.checkpointing import apply_policies
 from autopar.search.baselines.propagate import SpecPropagation
 from autopar.search.baselines.recipes import find_baselines, recipes
 from autopar.search.baselines.stored import store_split
+from autopar.search.bounds.surrogate import bytes_by_time
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
+from autopar.search.ilp.build import build_model
+from autopar.search.ilp.decode import decode_assignment
+from autopar.search.memory.memory_repair import solve_fixed
 from autopar.verify import verify, verify_pipeline
 from autopar.verify.launch import run_ranks
 from tests.graphs import machine, random_schedule
@@ -117,7 +124,7 @@ def test_without_microbatches_nothing_is_made_once() -> None:
 
 def test_a_pinned_conversion_runs_in_each_microbatch() -> None:
     plan = autopar.plan(graph_of(), mesh="dp=4", hardware="cpu-cluster", constraints={**PINS, "op:to_copy": "R R"})
-    assert plan.ops[0].name == "to_copy" and plan.ops[0].times == COUNT and run_once(plan) and check(plan) == ()
+    assert plan.ops[0].name == "to_copy" and plan.ops[0].times == COUNT and check(plan) == ()
 
 
 def test_where_memory_is_short_they_are_gathered_in_each_microbatch() -> None:
@@ -131,6 +138,23 @@ def test_where_memory_is_short_they_are_gathered_in_each_microbatch() -> None:
 def test_it_is_faster_than_in_each_microbatch() -> None:
     assert plan_of().objective.seconds <= by_hand(True).objective.seconds < by_hand(False).objective.seconds
     assert WEIGHTS.keys() <= set(run_once(by_hand(True))) and not run_once(by_hand(False))
+
+
+@pytest.mark.parametrize("recompute_times", [0, 2])
+def test_the_problem_counts_what_is_kept_throughout_and_no_more_than_the_list(recompute_times: int) -> None:
+    graph, where = graph_of(), machine("dp=4")
+    given = find_baselines(Space(graph, where, "adamw", Pins()))["zero2"]
+    model = build_model(Space(graph, where, "adamw", Pins()).restricted_to_plans([given]), recompute_times=recompute_times)
+    problem, _ = model.problem(None)
+    choices = solve_fixed(model, problem, given, 0, Budget(Meter(30.0), 30.0))
+    assert choices is not None
+    found = decode_assignment(model, choices)
+    assert set(run_once(by_hand(True))) <= {graph.op[name].inputs[0] for name in found.once} and not found.again
+    schedule = make_schedule(graph, found, where)
+    copies = sum(schedule.local_bytes(value) for value in schedule.kept_values)
+    held = bytes_by_time(model, choices)
+    assert copies >= 2 * sum(WEIGHTS.values()) and held.min() >= resting_bytes(schedule, "adamw") + copies
+    assert held.max() <= memory(schedule, "adamw").peak
 
 
 def test_the_text_of_the_list_parses_back() -> None:

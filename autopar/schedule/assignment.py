@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from autopar.graph import Phase
@@ -84,3 +84,9 @@ class Assignment:
     reads: Mapping[tuple[str, int], str] | None = None
     again: frozenset[str] = frozenset()
     once: frozenset[str] = frozenset()
+
+    def in_each_microbatch(self) -> Assignment:
+        """The assignment in which nothing runs once before all microbatches; itself where nothing does."""
+        if not self.once and not any(layout.once for layout in self.layouts):
+            return self
+        return replace(self, layouts=tuple(replace(layout, once=False) for layout in self.layouts), once=frozenset())
