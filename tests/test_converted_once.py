@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import autopar
 from autopar.check import check
 from autopar.check.pipelines import check_pipeline
+from autopar.cli.target import capture_target
 from autopar.compare import explain
 from autopar.effort import Budget, Meter
 from autopar.errors import ScheduleError
@@ -24,6 +25,7 @@ from autopar.pipeline.layer_tables import measure_layers
 from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
 from autopar.recording import replay
+from autopar.recording.replaying import assignment_of
 from autopar.schedule import Schedule, make_schedule
 from autopar.schedule.instructions import BEFORE_ALL
 from autopar.schedule.legality import check_legal
@@ -35,9 +37,10 @@ from autopar.search.baselines.checkpointing import apply_policies
 from autopar.search.baselines.propagate import SpecPropagation
 from autopar.search.baselines.recipes import find_baselines, recipes
 from autopar.search.baselines.stored import store_split
-from autopar.search.bounds.surrogate import bytes_by_time
+from autopar.search.bounds.surrogate import PHASES, Evaluation, Multipliers, Term, bytes_by_time
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
+from autopar.search.driver.phase_table import Search
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.memory.memory_repair import solve_fixed
@@ -94,7 +97,7 @@ def by_hand(once: bool) -> Plan:
 def run_once(plan: Plan) -> list[str]:
     """The parameters that are converted before the first microbatch."""
     read = {row.name: row.inputs[0].tensor for row in plan.ops if row.inputs}
-    return sorted(read[row.of] for row in plan.schedule if row.kind == "run" and row.microbatch < 0)
+    return sorted(read[row.of] for row in rows_of(plan))
 
 
 def gathers_in_a_step(plan: Plan) -> dict[str, tuple[int, int]]:
@@ -117,6 +120,14 @@ def test_weights_are_converted_and_gathered_once_where_there_is_room(dtype: str)
     assert check(plan) == () and Plan.from_json(plan.to_json()) == plan
 
 
+def test_a_search_sees_how_gathers_would_be_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here each gather hides behind what runs in its microbatch. Where all stand before the first, no schedule shows that."""
+    graph = capture_target("zoo:llama3-8b,layers=1,batch=64,seq=4096,vocab=4096,dtype=float32", "train", "bfloat16", COUNT)
+    found = autopar.plan(graph, mesh="dp=64", hardware="h100-sxm").objective.seconds
+    monkeypatch.setattr(Search, "_learn_in_each_microbatch", lambda self: None)
+    assert found < 0.9 * autopar.plan(graph, mesh="dp=64", hardware="h100-sxm").objective.seconds
+
+
 def test_without_microbatches_nothing_is_made_once() -> None:
     graph = graph_of(1)
     assert graph.conversions and not Space(graph, machine("dp=4"), "adamw", Pins()).made_once
@@ -135,7 +146,13 @@ def test_where_memory_is_short_they_are_gathered_in_each_microbatch() -> None:
     assert short.objective.seconds > ample.objective.seconds and check(short) == ()
 
 
+def rows_of(plan: Plan) -> list[Any]:
+    """The operators that run before the first microbatch."""
+    return [row for row in plan.schedule if row.kind == "run" and row.microbatch < 0]
+
+
 def test_it_is_faster_than_in_each_microbatch() -> None:
+    assert assignment_of(plan_of(), graph_of()).once == {row.of for row in rows_of(plan_of())}
     assert plan_of().objective.seconds <= by_hand(True).objective.seconds < by_hand(False).objective.seconds
     assert WEIGHTS.keys() <= set(run_once(by_hand(True))) and not run_once(by_hand(False))
 
@@ -153,6 +170,10 @@ def test_the_problem_counts_what_is_kept_throughout_and_no_more_than_the_list(re
     schedule = make_schedule(graph, found, where)
     copies = sum(schedule.local_bytes(value) for value in schedule.kept_values)
     held = bytes_by_time(model, choices)
+    priced = Multipliers({Term(phase, link): 1.0 for phase in PHASES for link in model.space.links}, 0.0)
+    counted = [(node.once, table, choice) for node, table, choice in zip(model.nodes, priced.price(model).nodes, choices, strict=True)]
+    whole = [(float(once[choice]), float(table[choice])) for once, table, choice in counted if once is not None]
+    assert all(once == price for once, price in whole) and 0 < sum(once for once, _ in whole) < Evaluation(model, choices).optimizer
     assert copies >= 2 * sum(WEIGHTS.values()) and held.min() >= resting_bytes(schedule, "adamw") + copies
     assert held.max() <= memory(schedule, "adamw").peak
 
@@ -218,10 +239,10 @@ def test_how_often_plans_by_hand_gather(name: str, up: int, down: int) -> None:
     """ZeRO-1 and ZeRO-2 hold whole parameters while microbatches run, in the dtype that these read."""
     graph, where = graph_of(), machine("dp=4")
     schedule = make_schedule(graph, find_baselines(Space(graph, where, "adamw", Pins()))[name], where)
-    assert gathered(schedule) == {"up.weight": (up, 2 * WEIGHTS["up.weight"]), "down.weight": (down, 2 * WEIGHTS["down.weight"])}
+    assert gathered(schedule, *WEIGHTS) == {"up.weight": (up, 2 * WEIGHTS["up.weight"]), "down.weight": (down, 2 * WEIGHTS["down.weight"])}
 
 
-def gathered(schedule: Schedule) -> dict[str, tuple[int, int]]:
+def gathered(schedule: Schedule, *names: str) -> dict[str, tuple[int, int]]:
     """How often each weight is gathered in a step, and its bytes."""
     graph, counts = schedule.graph, dict[str, tuple[int, int]]()
     for item in schedule.instructions:
@@ -229,23 +250,24 @@ def gathered(schedule: Schedule) -> dict[str, tuple[int, int]]:
             for part in schedule.collectives[item.of].parts:
                 maker = graph.producer.get(part.layout.tensor)
                 name = part.layout.tensor if maker is None else maker.inputs[0]
-                if name in WEIGHTS:
+                if name in names:
                     counts[name] = counts.get(name, (0, 0))[0] + schedule.times(item), round(part.step.full_bytes)
     return counts
 
 
 @pytest.mark.parametrize("once", [True, False])
 def test_parameters_split_further_are_gathered_as_they_are_read(once: bool) -> None:
-    graph, where = graph_of(), machine("dp=4")
+    model = Deep(2, lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)))
+    graph, where = autopar.capture(model, deep()[1], microbatches=COUNT, compute_dtype="bfloat16"), machine("dp=4")
     space = Space(graph, where, "adamw", Pins())
     whole = SpecPropagation(space, recipes(space)["ddp"]).run()
     made = store_split(graph, whole, space, (0,), once=once)
-    counts = gathered(make_schedule(graph, made, where))
-    assert counts["up.weight"] == (1 if once else COUNT, 2 * WEIGHTS["up.weight"])
-    for _, again in apply_policies(graph, made, where):
-        assert not again.again & again.once
-        counts = gathered(make_schedule(graph, again, where))
-        assert counts["down.weight"] == (1 if once else 2 * COUNT, 2 * WEIGHTS["down.weight"])
+    first, last = "0.0.weight", "1.2.weight"
+    counts = gathered(make_schedule(graph, made, where), first, last)
+    assert counts == {first: (1 if once else COUNT, 2 * 64 * 64), last: (1 if once else 2 * COUNT, 2 * 64 * 64)}
+    (again,) = dict(apply_policies(graph, made, where)).values()
+    counts = gathered(make_schedule(graph, again, where), first, last)
+    assert again.again and counts == dict.fromkeys((first, last), (1 if once else 2 * COUNT, 2 * 64 * 64))
 
 
 def test_a_draw_is_not_made_once_for_all() -> None:
@@ -300,10 +322,10 @@ def test_check_sees_an_edit(edit: Callable[[Any], Any], said: str) -> None:
 
 
 class Deep(nn.Sequential):
-    """Four layers in a row."""
+    """Layers in a row."""
 
-    def __init__(self) -> None:
-        super().__init__(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)))
+    def __init__(self, layers: int = 4, make: Callable[[], nn.Module] = lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU())) -> None:
+        super().__init__(*(make() for _ in range(layers)))
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).float().square().mean()
@@ -312,6 +334,12 @@ class Deep(nn.Sequential):
 def deep() -> tuple[nn.Module, tuple[Tensor, ...]]:
     torch.manual_seed(0)
     return Deep(), (torch.randn(512, 64),)
+
+
+def test_equal_layers_that_are_decided_once_all_convert_once() -> None:
+    graph = autopar.capture(Deep(8), (torch.randn(4096, 64),), microbatches=COUNT, compute_dtype="bfloat16")
+    plan = autopar.plan(graph, mesh="dp=4", hardware="cpu-cluster", constraints={"*.weight": "S0 R"})
+    assert {f"{layer}.0.weight" for layer in range(8)} <= set(run_once(plan)) and check(plan) == ()
 
 
 @lru_cache
