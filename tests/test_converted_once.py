@@ -176,6 +176,10 @@ def test_the_problem_counts_what_is_kept_throughout_and_no_more_than_the_list(re
     assert all(once == price for once, price in whole) and 0 < sum(once for once, _ in whole) < Evaluation(model, choices).optimizer
     assert copies >= 2 * sum(WEIGHTS.values()) and held.min() >= resting_bytes(schedule, "adamw") + copies
     assert held.max() <= memory(schedule, "adamw").peak
+    names = [name for name in graph.conversions if name in found.once]
+    for node, choice in zip(model.nodes, choices, strict=True):
+        if recompute_times and node.kind == "saved" and node.name in names:
+            assert not node.items[choice]  # what all microbatches read is there anyway
 
 
 def test_the_text_of_the_list_parses_back() -> None:
