@@ -297,6 +297,13 @@ class Graph:
         leading = takewhile(lambda op: op.inputs and op.phase == "forward" and parameters.issuperset(op.inputs), self.ops)
         return frozenset(op.name for op in leading)
 
+    @cached_property
+    def conversions(self) -> Mapping[str, str]:
+        """The operators that give parameters another dtype in forward, and nothing that leaves, with these (their tensors)."""
+        parameters, leaving = {item.tensor for item in self.of_kind("parameter")}, {output.tensor for output in self.outputs}
+        made = (op for op in self.ops if op.target == CONVERSION and op.phase == "forward" and leaving.isdisjoint(op.outputs))
+        return {op.name: op.inputs[0] for op in made if op.inputs[0] in parameters}
+
     def of_kind(self, kind: str) -> Iterator[GraphInput]:
         """The graph inputs of one kind, in order."""
         return (item for item in self.inputs if item.kind == kind)

@@ -258,8 +258,8 @@ class ValueSpec(TensorSpec):
 class OpPlan(Row):
     """One operator with its arguments and its strategy. ``factors`` gives the mesh axes that split each factor of its rule.
 
-    ``times`` is how often it runs in a step: once for each microbatch. A row of phase ``recompute`` is the second run of a forward
-    operator: ``NAME@again`` of ``NAME``, the same but for what it reads and the values that it makes.
+    ``times`` is how often it runs in a step: once for each microbatch, or for all of them. A row of phase ``recompute`` is the second run
+    of a forward operator: ``NAME@again`` of ``NAME``, the same but for what it reads and the values that it makes.
     """
 
     name: str

@@ -18,8 +18,8 @@ def random_assignment(graph: Graph, where: Machine, seed: int, again: float = 0.
     """Strategies, inputs and output specs drawn at random; a layout wherever a reader needs another spec.
 
     A value without a way to the needed spec (replicated to partial) makes the reader choose again. Of the operators that may run twice
-    a share of ``again``, drawn too, does. Of the layouts of forward that are made of parameters, buffers and constants, a share of ``once``
-    is made once a step.
+    a share of ``again``, drawn too, does. Of the layouts of forward that are made of parameters, buffers and constants, and of the
+    conversions of parameters, a share of ``once`` is made once a step.
     """
     found = made_once(graph, _random_assignment(graph, where, seed), seed, once)
     chance = random.Random(seed)
@@ -28,13 +28,19 @@ def random_assignment(graph: Graph, where: Machine, seed: int, again: float = 0.
 
 
 def made_once(graph: Graph, given: Assignment, seed: int, share: float) -> Assignment:
-    """The assignment with a share of the layouts of stored tensors made once a step."""
+    """The assignment with a share of the layouts of stored tensors made once a step, and of the conversions of parameters."""
     chance, stored, layouts = random.Random(seed), {item.tensor for item in graph.inputs if item.kind not in ("input", "tangent")}, []
+    source = {layout.value: layout.source for layout in given.layouts}
+    runs = {name for name in graph.conversions if graph.microbatches > 1 and chance.random() < share}
+    needed = {(given.reads or {}).get((name, 0), "") for name in runs}
+    while more := {source[value] for value in needed if value in source} - needed:
+        needed |= more
+    stored.update(tensor for name in runs for tensor in graph.op[name].outputs)
     for layout in given.layouts:
-        once = layout.source in stored and layout.phase == "forward" and chance.random() < share
+        once = layout.value in needed or (layout.source in stored and layout.phase == "forward" and chance.random() < share)
         stored.update([layout.value] if once else ())
         layouts.append(replace(layout, once=once))
-    return replace(given, layouts=tuple(layouts))
+    return replace(given, layouts=tuple(layouts), once=frozenset(runs))
 
 
 def _splits(shape: tuple[int, ...], sizes: tuple[int, ...]) -> list[ShardingSpec]:

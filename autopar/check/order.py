@@ -17,6 +17,7 @@ from autopar.check.legs import Call
 from autopar.check.walk import Walk, is_forward
 from autopar.graph import DIVISOR
 from autopar.rows import InstructionPlan
+from autopar.rules import why_each
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -223,28 +224,41 @@ class Order:
                 yield self.say(place, f"is in stage {row.stage}, what it is of in stage {stages.get((row.kind, row.of), 0)}")
 
     def _before_all(self) -> Iterator[Difference]:
-        """What runs before the first microbatch stands first, one call after another: reshards that are made once, of what all microbatches
-        have alike."""
+        """What runs before the first microbatch stands first, one call after another: reshards that are made once, and operators that make
+        the same in all microbatches, of what these have alike."""
         plan, moved = self.walk.plan, {row.value: row for row in self.walk.plan.reshards}
         stored = {spec.tensor for kind, _, spec in plan.entering if kind in ("parameter", "buffer", "constant")}
         once = {value for value, row in moved.items() if row.once and plan.microbatches > 1}
+        runs = [place for place, row in enumerate(self.rows) if row.kind == "run" and row.microbatch < 0]
+        alike = stored.union(once, *(self.rows[place].writes for place in runs))
+        for place in runs:
+            yield from self._may_run_once(place, alike)
         begun = sum(row.microbatch < 0 for row in self.rows)
         timed = [place for place, row in enumerate(self.rows[:begun]) if row.kind in ("start", "wait")]
         for place, after in zip(timed[::2], timed[1::2], strict=False):
             if self.rows[place].kind != "start" or self.waits.get(self.rows[place].of) != after:
                 yield self.say(place, "runs before the first microbatch, and its wait does not follow at once")
         for value in sorted(once):
-            if moved[value].phase != "forward" or moved[value].source not in stored | once:
+            if moved[value].phase != "forward" or moved[value].source not in alike:
                 what = f"is made once, of {moved[value].source}, which is of one microbatch, or in backward"
                 yield Difference(f"reshards.{value}", what)
         for place, row in enumerate(self.rows):
             moves = row.kind in ("start", "wait") and row.of in self.calls
             parts = [leg.row.value for leg in self.calls[row.of].legs] if moves else [row.of]
             is_once = (moves or row.kind == "slice") and once.issuperset(parts)
-            if row.kind != "free" and (row.microbatch < 0) is not is_once:
+            if row.kind not in ("free", "run") and (row.microbatch < 0) is not is_once:
                 yield self.say(place, "runs before the first microbatch and is no reshard made once, or is one and runs in microbatches")
             elif (row.microbatch < 0) is not (place < begun):
                 yield self.say(place, f"runs in microbatch {row.microbatch}; the first {begun} instructions are what runs before all")
+
+    def _may_run_once(self, place: int, alike: set[str]) -> Iterator[Difference]:
+        """Whether an operator makes for all microbatches what it would make in each; ``alike`` is what these have alike."""
+        row, op = self.rows[place], next((op for op in self.walk.ops if op.name == self.rows[place].of), None)
+        other = tuple(sorted({*row.reads} - alike))
+        reason = f"it reads {_list(other)} of one" if other else "it is not of forward" if row.phase != "forward" else ""
+        reason = reason or ("" if op is None else why_each(op))
+        if reason:
+            yield self.say(place, f"runs before the first microbatch for all of them, which it may not: {reason}")
 
     def _sums(self) -> Iterator[Difference]:
         """Every gradient is summed before anything of it is done once for all microbatches, and nothing else is done so."""

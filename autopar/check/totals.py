@@ -97,12 +97,13 @@ def _predicted(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
     rows = looked_up(walk.ops)
     matrices = {spec.tensor: spec.shape for spec in trained if is_matrix(spec.shape, spec.dtype) and spec.tensor not in rows}
     times = plan.microbatches
-    compute = times * math.fsum((*walk.seconds.values(), *(_adding(walk, value) for value in walk.sums.values())))
+    compute = math.fsum(walk.times.get(name, times) * each for name, each in walk.seconds.items())
+    compute += times * math.fsum(_adding(walk, value) for value in walk.sums.values())
     communication = math.fsum(
         order.rows[order.starts[name]].times(times) * (call.seconds(machine) + _copies(call, machine))
         for name, call in order.calls.items() if not call.is_transfer
     )
-    communication += times * math.fsum(_inside(walk, op.name) for op in walk.ops)
+    communication += math.fsum(walk.times.get(op.name, times) * _inside(walk, op.name) for op in walk.ops)
     optimizer = math.fsum(
         machine.optimizer_seconds(
             chosen, local_elements(spec, plan.sizes), spec.dtype, matrices.get(spec.tensor), ShardingSpec.parse(spec.spec).split_axes

@@ -7,7 +7,7 @@ first read: what holds here holds in whatever order things run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -174,7 +174,12 @@ class Walk:
         self.seconds[op.name] = self._operator_seconds(row, op, strategy)
         self.orders.run(row, op, strategy)
         yield from seconds(f"{where}.seconds", row.seconds, self.seconds[op.name])
-        yield from count(f"{where}.times", row.times, self.plan.microbatches)
+        yield from count(f"{where}.times", row.times, self.times.get(row.name, self.plan.microbatches))
+
+    @cached_property
+    def times(self) -> Mapping[str, int]:
+        """How often each operator runs in a step, by the schedule."""
+        return {row.of: row.times(self.plan.microbatches) for row in self.plan.schedule if row.kind == "run"}
 
     def _sums(self) -> Iterator[Difference]:
         """What gradients of microbatches are summed in: each as what is added to it."""

@@ -30,6 +30,7 @@ class Explanation:
         self.entering = {spec.tensor: (kind, public, spec) for kind, public, spec in plan.entering}
         self.reshards = {row.value: row for row in plan.reshards}
         self.copies = {row.value: row for row in plan.copies}
+        self.once = {row.of for row in plan.schedule if row.kind == "run" and row.microbatch < 0}
         self.sums = {row.writes[0]: row.reads[0] for row in plan.schedule if row.kind == "add"}
         self.moves: dict[str, list[CollectivePlan]] = {}
         self.inside: dict[str, list[CollectivePlan]] = {}
@@ -128,7 +129,8 @@ class Explanation:
         for value, spec in read.items():
             reshard = self.reshards.get(value)
             own = value == tensor and first is not None and first.phase == "forward"
-            if reshard is not None and reshard.once and self.plan.microbatches > 1:
+            made_once = own and first is not None and first.name in self.once
+            if made_once or (reshard is not None and reshard.once and self.plan.microbatches > 1):
                 yield f"{indent}kept over all microbatches as {spec_text(spec)}, {self._held(tensor, spec)} bytes on each rank"
             elif own or (reshard is not None and reshard.phase == "forward"):
                 reason = why_once(Op(first.name, first.op, (), ())) if first is not None else ""
@@ -155,6 +157,8 @@ class Explanation:
 
     def _op(self, row: OpPlan) -> Iterator[str]:
         yield f"operator {where(row)}, {row.phase}, {row.seconds:.3g} s on each rank" + (f", at {row.location}" if row.location else "")
+        if row.name in self.once:
+            yield "  runs once a step, before its microbatches"
         split = ", ".join(f"{factor} over {','.join(axes)}" for factor, axes in (row.factors or {}).items())
         yield f"  factors split: {split}" if split else "  no factor is split: each rank does all of it, or partial sums pass through"
         for entry in row.inputs:

@@ -93,8 +93,10 @@ def _held(schedule: Schedule, home: Mapping[str, int], count: int) -> tuple[list
 
 def _rest(schedule: Schedule, optimizer: str, home: Mapping[str, int], count: int) -> list[float]:
     graph, found, copies = schedule.graph, [0.0] * count, dict[str, int]()
+    parameter_of = {graph.op[name].outputs[0]: parameter for name, parameter in graph.conversions.items()}
     for value in schedule.kept_values:
         tensor = schedule.values[value].tensor
+        tensor = parameter_of.get(tensor, tensor)
         copies[tensor] = copies.get(tensor, 0) + schedule.local_bytes(value)
     for item in graph.of_kind("parameter"):
         readers = [home[graph.ops[index].name] for index, _ in graph.consumers[item.tensor] if graph.ops[index].phase == "forward"]

@@ -99,7 +99,8 @@ def assignment_of(plan: Plan, graph: Graph) -> Assignment:
     reads |= {(f"{OUTPUT}{row.index}", 0): row.value for _, _, row in plan.leaving if row.value is not None}
     specs = {spec.tensor: spec.in_graph(plan.sizes)[1] for _, _, spec in plan.entering}
     again = frozenset(row.name.removesuffix(AGAIN) for row in plan.recomputed)
-    return Assignment(specs, _strategies(plan, graph), tuple(_layouts(plan).values()), reads, again)
+    once = frozenset(row.of for row in plan.schedule if row.kind == "run" and row.microbatch < 0)
+    return Assignment(specs, _strategies(plan, graph), tuple(_layouts(plan).values()), reads, again, once)
 
 
 def first_difference(plan: Plan, graph: Graph) -> str:

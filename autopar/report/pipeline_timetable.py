@@ -43,7 +43,7 @@ class StageBar(NamedTuple):
     @property
     def name(self) -> str:
         if self.microbatch is None:
-            return "the optimizer's step" if self.kind == "optimizer" else "parameters gathered for all microbatches"
+            return "the optimizer's step" if self.kind == "optimizer" else "parameters made ready for all microbatches"
         return f"{KINDS[self.kind][1]} of microbatch {self.microbatch}"
 
 

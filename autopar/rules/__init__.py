@@ -43,6 +43,7 @@ from autopar.rules.facts import (
     storage_roots,
     stores,
     takes_one_dtype,
+    why_each,
     why_once,
 )
 from autopar.rules.launches import issued_kernels, reads_back
@@ -104,5 +105,6 @@ __all__ = [
     "table",
     "takes_one_dtype",
     "way_of",
+    "why_each",
     "why_once",
 ]  # fmt: skip

@@ -107,6 +107,11 @@ def seed_of(op: Op) -> int | None:
     return None if row is None else row.seed
 
 
+def why_each(op: Op) -> str:
+    """Why an operator that reads the same in all microbatches may not run once for all of them; empty when it may."""
+    return why_once(op) or ("" if seed_of(op) is None else "it draws other numbers in each microbatch")
+
+
 def takes_one_dtype(op: Op) -> bool:
     """Whether torch runs it on operands of one dtype alone; without values (meta, fake) it lets others pass."""
     row = find_row(op.target)

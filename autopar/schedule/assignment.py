@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from autopar.graph import Phase
@@ -42,7 +42,7 @@ class Layout:
             another reader comes first.
         on_host: it lies in the memory of the rank's host, and layouts of the same spec alone are made from it: copies back.
         once: where a step has several microbatches, it is made before the first, and kept until the last has ended. It is of forward,
-            and made of a parameter, buffer or constant, or of another layout made once.
+            and made of a parameter, buffer or constant, of the result of an operator that runs once, or of another layout made once.
     """
 
     value: str
@@ -73,6 +73,9 @@ class Assignment:
         again: forward operators that run a second time, in backward, under the same strategy. Their first results need not be kept.
             The second run of ``mm`` is called ``mm@again`` and makes ``mm@again``, ``mm:1@again`` ... from the same inputs, or from
             ``reads``. It stands just before its first reader in backward.
+        once: forward operators that run once, where a step has several microbatches: before the first, and what microbatches read of their
+            results is kept until the last has ended. They may run a second time, and read parameters, buffers, constants, results of one
+            another, and layouts made once.
     """
 
     inputs: Mapping[str, ShardingSpec]
@@ -80,3 +83,10 @@ class Assignment:
     layouts: tuple[Layout, ...] = ()
     reads: Mapping[tuple[str, int], str] | None = None
     again: frozenset[str] = frozenset()
+    once: frozenset[str] = frozenset()
+
+    def in_each_microbatch(self) -> Assignment:
+        """The assignment in which nothing runs once before all microbatches; itself where nothing does."""
+        if not self.once and not any(layout.once for layout in self.layouts):
+            return self
+        return replace(self, layouts=tuple(replace(layout, once=False) for layout in self.layouts), once=frozenset())

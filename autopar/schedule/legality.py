@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from autopar.cost_models.collectives import CALLS, FROM_HOST
 from autopar.errors import ScheduleError
-from autopar.rules import stores, why_once
+from autopar.rules import stores, why_each, why_once
 from autopar.schedule.assignment import AGAIN, FORWARD, PHASES
 from autopar.schedule.instructions import BEFORE_ALL, Instruction
 from autopar.schedule.schedule import Schedule
@@ -97,7 +97,7 @@ def _written_over(schedule: Schedule) -> Violations:
     entered = {item.tensor for item in schedule.graph.inputs}
     new = {output.name for output in schedule.graph.outputs if output.kind == "buffer"}
     replaced = {item.tensor for item in schedule.graph.of_kind("buffer") if item.name in new}
-    kept = entered | set(schedule.sums)
+    kept = entered | set(schedule.sums) | {root[value] for value in schedule.kept_values}
     for index, item in enumerate(schedule.instructions):
         for value in needed(schedule, item):
             over = written.get(_memory(schedule, value), -1)
@@ -177,8 +177,8 @@ def _microbatches(schedule: Schedule) -> Violations:
 
 
 def _before_all(schedule: Schedule) -> Violations:
-    """What runs before the first microbatch stands first, one call after another, and reads what all microbatches have alike. What they
-    read of it stays."""
+    """What runs before the first microbatch stands first, one call after another, and reads what all microbatches have alike. It makes the
+    same however often it runs. What they read of it stays."""
     graph, kept, begun, flying = schedule.graph, frozenset(schedule.kept_values), False, ""
     there = {item.tensor for item in graph.inputs if item.kind in ("parameter", "buffer", "constant")}
     for item in schedule.instructions:
@@ -189,8 +189,11 @@ def _before_all(schedule: Schedule) -> Violations:
             continue
         if begun or graph.microbatches == 1:
             yield item.id, "runs before the first microbatch and stands behind what runs in each, or there are no others"
-        if item.kind not in ("start", "wait", "slice", "free") or item.half != FORWARD:
-            yield item.id, f"is a {item.kind} of {item.half} before the first microbatch, where only forward's reshards are"
+        if item.kind == "add" or item.phase != FORWARD:
+            yield item.id, f"is a {item.kind} of {item.phase} before the first microbatch, where only forward is"
+        reason = why_each(schedule.operations[item.of].op) if item.kind == "run" else ""
+        if reason:
+            yield item.id, f"runs {item.of} before the first microbatch for all of them, which it may not: {reason}"
         if not set(item.reads) <= there:
             yield item.id, "runs before the first microbatch and reads what a microbatch brings"
         if item.kind == "start" and flying:

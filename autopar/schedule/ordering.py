@@ -1,9 +1,9 @@
 """order: an assignment -> instructions in a legal order, without overlap.
 
 Operators run as captured, forward before backward. A second run stands just before its first reader in backward. A reshard's steps stand
-just before the first operator that reads it; those of outputs just after the output is made; those that are made once a step before
-everything. Every collective is waited for at once. An
-all-reduce is made in place where its source has no other reader.
+just before the first operator that reads it; those of outputs just after the output is made. Operators that run once a step, and reshards
+that are made once, stand before everything. Every collective is waited for at once. An all-reduce is made in place where its source has no
+other reader.
 """
 
 from __future__ import annotations
@@ -137,10 +137,11 @@ class _Writer:
         for op in phases_in_order(graph):
             if op.name in self.before:
                 self._make_before((op.name,))
-            reads = tuple([self.reads.get((op.name, position), tensor) for position, tensor in enumerate(op.inputs)])
-            if op.phase != FORWARD:
-                self._run_again(reads)
-            self._run(op, op.name, op.phase, reads)
+            if op.name not in self.operations:
+                reads = self._reads(op)
+                if op.phase != FORWARD:
+                    self._run_again(reads)
+                self._run(op, op.name, op.phase, reads)
             if op.name in leaving:
                 self._make_before(leaving[op.name])
         outputs = tuple((output, self.reads.get((f"{OUTPUT}{index}", 0), output.tensor)) for index, output in enumerate(graph.outputs))
@@ -152,8 +153,11 @@ class _Writer:
         )  # fmt: skip
 
     def _make_once(self) -> None:
-        """The reshards that are made once a step, where it has several microbatches."""
+        """The operators that run once a step, and the reshards that are made once, where it has several microbatches."""
         if self.graph.microbatches > 1:
+            for op in self.graph.ops if self.assignment.once else ():
+                if op.name in self.assignment.once:
+                    self._run(op, op.name, FORWARD, self._reads(op))
             for layout in [layout for layout in self.assignment.layouts if layout.once]:
                 self._make(layout.value, layout.before)
             self.instructions = [item._replace(microbatch=BEFORE_ALL) for item in self.instructions]
@@ -190,6 +194,10 @@ class _Writer:
         for name in sorted(found, key=self.place.__getitem__):
             self._make_before((name + AGAIN,))
             self._run(found[name], name + AGAIN, "recompute", self._reads_again(found[name]))
+
+    def _reads(self, op: Op) -> tuple[str, ...]:
+        """The values that an operator reads."""
+        return tuple([self.reads.get((op.name, position), tensor) for position, tensor in enumerate(op.inputs)])
 
     def _reads_again(self, op: Op) -> tuple[str, ...]:
         """The values that a second run reads."""

@@ -9,6 +9,7 @@
   are summed between two steps (``summed_halfway``), it starts when the one before is waited for.
 
 With ``limits.ahead_bytes`` of 0 nothing starts before it is needed, and calls that trail are waited for at once.
+What runs before the first microbatch stays as it stands: one call after another.
 With ``limits.held_bytes``, starts move ahead of that only as far as there is room (``headroom``).
 """
 
@@ -24,7 +25,7 @@ from typing import NamedTuple
 from autopar.schedule.accumulating import accumulate, summed_halfway
 from autopar.schedule.collectives import Collective
 from autopar.schedule.headroom import Headroom
-from autopar.schedule.instructions import COMPUTE, Instruction, Segment
+from autopar.schedule.instructions import BEFORE_ALL, COMPUTE, Instruction, Segment
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.settings import HALFWAY_CALLS, LEAD
 from autopar.schedule.windows import Window, anchors, moving, windows
@@ -187,6 +188,11 @@ class _Placing:
         place = {item.id: index for index, item in enumerate(fixed)}
         for segment in self.schedule.segments:
             soft = segment.among(self.soft)
+            if segment.microbatch == BEFORE_ALL:
+                self.out += segment.among(self.schedule.instructions)
+                self.started.update(item.id for item in soft)
+                self.done.update(item.id for item in soft)
+                continue
             gathers = [item for item in soft if item.kind == "start" and self.found[item.id].ahead]
             gathers.sort(key=lambda item: (self.times.early[item.id], self.found[item.id].deadline, self.found[item.id].depth))
             self.queue = deque(gathers)

@@ -107,10 +107,10 @@ class _RecomputeRewrite:
     """One rewrite of an assignment: the stand-in of each forward value in backward."""
 
     def __init__(self, graph: Graph, assignment: Assignment, names: frozenset[str], machine: Machine) -> None:
-        self.graph, self.assignment, self.names, self.machine = graph, assignment, names, machine
+        self.graph, self.assignment, self.names, self.machine = graph, assignment, names - assignment.once, machine
         self.reads = dict(assignment.reads or {})
         self.layouts = {layout.value: layout for layout in assignment.layouts}
-        self.recomputed = {tensor for name in names for tensor in graph.op[name].outputs}
+        self.recomputed = {tensor for name in self.names for tensor in graph.op[name].outputs}
         self.kept = {value for value in self._read_in_backward() if self._tensor(value) not in self.recomputed}
 
     def run(self) -> Assignment:
@@ -164,8 +164,11 @@ class _RecomputeRewrite:
         return made
 
     def _is_kept(self, value: str) -> bool:
-        """Whether a reshard of a kept tensor is kept itself: backward reads it, or it is no larger than anything it is made from."""
+        """Whether a reshard of a kept tensor is kept itself: all microbatches or backward read it, or it is no larger than anything it is
+        made from."""
         layout = self.layouts[value]
+        if layout.once and self.graph.microbatches > 1:
+            return True
         return value in self.kept or (layout.tensor in self.graph.producer and self._bytes(value) <= self._least_bytes(layout.source))
 
     def _least_bytes(self, value: str) -> int:

@@ -79,6 +79,8 @@ class SpecPropagation:
         self.made_layouts: dict[tuple[str, ShardingSpec, Phase], str] = {}
         self.reads: dict[tuple[str, int], str] = {}
         self.strategies: dict[str, Strategy] = {}
+        self.once: set[str] = set()
+        """Operators that run once a step: what they make is gathered once."""
         self.resharded: set[str] = set()
         """Tensors that a pin lays otherwise than the recipe. They are resharded once, and kept so."""
         self.expert_tensors: set[str] = set()
@@ -157,7 +159,7 @@ class SpecPropagation:
                 self._read_output(index, self.inputs[self.graph.owners[output]])
             elif output.tensor in made_late:
                 self._read_output(index, self.space.pins.outputs.get(f"{OUTPUT}{index}"))
-        return Assignment(self.inputs, self.strategies, tuple(self.layouts), self.reads)
+        return Assignment(self.inputs, self.strategies, tuple(self.layouts), self.reads, once=frozenset(self.once))
 
     def _run_op(self, op: Op) -> None:
         choices = self.space.op_choices(op)
@@ -432,10 +434,18 @@ class SpecPropagation:
     def _add_layout(self, reader: str, tensor: str, source: str, spec: ShardingSpec, phase: Phase) -> str:
         """Adds a layout, and returns its value."""
         value = f"{tensor}@{phase}:{spec}"
-        once = self.recipe.keeps_gathered and phase == "forward" and tensor in self.parameters and source in self.stored
+        once = self.recipe.keeps_gathered and phase == "forward" and tensor in self.parameters and source == tensor
+        if once and tensor not in self.stored:
+            once = self._runs_once(self.graph.producer[tensor])
         self.layouts.append(Layout(value, tensor, source, spec, phase, reader, once=once))
         self.made_layouts[tensor, spec, phase] = value
         return value
+
+    def _runs_once(self, op: Op) -> bool:
+        """Whether a conversion of a parameter can run once a step, which it then does: of the parameter as it lies."""
+        can = op.name in self.space.made_once and (op.name, 0) not in self.reads
+        self.once.update([op.name] if can else ())
+        return can
 
     def _existing_layout(self, tensor: str, spec: ShardingSpec, phase: Phase) -> str:
         """The layout that exists already and can be read in this phase; empty without one."""

@@ -15,12 +15,14 @@ from autopar.sharding import ShardingSpec
 def store_split(graph: Graph, assignment: Assignment, space: Space, axes: tuple[int, ...], *, once: bool = False) -> Assignment:
     """The assignment with each trained parameter split over ``axes`` at rest, beside the axes that split it already.
 
-    It is gathered in forward and again in backward, or once a step. Its gradient is reduced to the part that a rank keeps. A parameter that
-    the axes do not divide, or that is pinned, stays as it is. Nothing of the assignment may run a second time yet.
+    It is gathered in forward and again in backward, or once a step; where all that is done with it is to give it a smaller dtype, behind
+    that. Its gradient is reduced to the part that a rank keeps. A parameter that the axes do not divide, or that is pinned, stays as it is.
+    Nothing of the assignment may run a second time yet.
 
     Args:
         once: whether all microbatches read one gathered copy.
     """
+    strategies, runs_once = dict(assignment.strategies), set(assignment.once)
     inputs, layouts, reads = dict(assignment.inputs), {layout.value: layout for layout in assignment.layouts}, dict(assignment.reads or {})
     users = Counter([*reads.values(), *(layout.source for layout in assignment.layouts)])
     gradients = {owner: (index, output) for index, output in enumerate(graph.outputs) if output.kind == "gradient"
@@ -32,15 +34,22 @@ def store_split(graph: Graph, assignment: Assignment, space: Space, axes: tuple[
         if stored == spec or not space.may_hold(item, stored):
             continue
         inputs[name] = stored
+        whole = name  # what is gathered
+        op = graph.ops[graph.consumers[name][0][0]] if users[name] == 0 and space.is_narrowed(name) else None
+        if op is not None and len(graph.consumers[name]) == 1:
+            split = next((one for one in space.op_choices(op).strategies if one.inputs == one.outputs == (stored,)), None)
+            if split is not None and strategies[op.name].outputs == (spec,):
+                strategies[op.name], whole = split, op.outputs[0]
+                runs_once.update([op.name] if once else ())
 
-        def gather(phase: Phase, before: str, name: str = name, spec: ShardingSpec = spec) -> str:
+        def gather(phase: Phase, before: str, name: str = whole, spec: ShardingSpec = spec) -> str:
             value = f"{name}@once:{spec}" if once else f"{name}@{phase}:{spec}"
             layouts.setdefault(value, Layout(value, name, name, spec, "forward" if once else phase, before, once=once))
             return value
 
-        for layout in [layout for layout in layouts.values() if layout.source == name]:
+        for layout in [layout for layout in layouts.values() if layout.source == whole]:
             layouts[layout.value] = replace(layout, source=gather(layout.half, layout.before))
-        for index, position in graph.consumers[name]:
+        for index, position in graph.consumers[whole]:
             op = graph.ops[index]
             if (op.name, position) not in reads:
                 reads[op.name, position] = gather(op.phase, op.name)
@@ -52,7 +61,8 @@ def store_split(graph: Graph, assignment: Assignment, space: Space, axes: tuple[
             kept = replace(kept, source=layouts.pop(made).source)
         layouts[kept.value] = kept
         reads[reader, 0] = kept.value
-    return replace(assignment, inputs=inputs, layouts=tuple(layouts.values()), reads=reads)
+    made_once = frozenset(runs_once)
+    return replace(assignment, inputs=inputs, strategies=strategies, layouts=tuple(layouts.values()), reads=reads, once=made_once)
 
 
 def _split_further(space: Space, name: str, spec: ShardingSpec, axes: tuple[int, ...]) -> ShardingSpec:

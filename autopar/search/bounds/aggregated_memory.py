@@ -51,6 +51,7 @@ def _one_rank_model(space: Space) -> Model:
 
     def best(node: Node) -> Node:
         runs = np.ones(len(node.seconds)) if node.strategy_numbers is None else (node.strategy_numbers >= 0).astype(float)
-        return replace(node, seconds=runs * {"input": given, "op": least, "recompute": least}.get(node.kind, {}).get(node.name, 0.0))
+        seconds = {"input": given, "op": least, "recompute": least}.get(node.kind, {}).get(node.name, 0.0)
+        return replace(node, seconds=runs * seconds, once=None)
 
     return replace(model, nodes=[best(node) for node in model.nodes])

@@ -104,7 +104,8 @@ class Multipliers:
         for number, node in enumerate(model.nodes):
             priced = node.seconds
             if node.kind in RUN_KINDS:
-                priced = (compute[node.phase] + on_node[number]) * node.seconds
+                once = 0.0 if node.once is None else node.once
+                priced = (compute[node.phase] + on_node[number]) * (node.seconds - once) + once
                 for link, load in model.node_loads(node).items():
                     priced = priced + inside[node.phase, link] * load
                 for link, seconds in model.not_slowed(node).items():
@@ -163,11 +164,13 @@ def floor_of_model(model: Model) -> float:
 
 
 def issue_floor(graph: Graph, machine: Machine) -> float:
-    """Seconds that the host takes to issue the kernels of every operator once, as few as under any strategy."""
+    """Seconds of a microbatch in which the host issues the kernels of every operator, as few as under any strategy. Conversions of
+    parameters may be issued once a step."""
     if not machine.issue_seconds:
         return 0.0
-    fusable = find_fusable_additions(graph)
-    return machine.issue_seconds * sum(issued_kernels(op, graph.tensors) for op in graph.ops if op.name not in fusable)
+    fusable, once = find_fusable_additions(graph), graph.conversions
+    counts = ((issued_kernels(op, graph.tensors), op.name in once) for op in graph.ops if op.name not in fusable)
+    return machine.issue_seconds * sum(count / graph.microbatches if is_once else count for count, is_once in counts)
 
 
 class Evaluation:
@@ -179,13 +182,16 @@ class Evaluation:
 
     def __init__(self, model: Model, choices: np.ndarray) -> None:
         self.model, self.choices = model, choices
-        alone = np.array([node.seconds[choices[number]] for number, node in enumerate(model.nodes)])
+        once = np.array([0.0 if node.once is None else node.once[choices[number]] for number, node in enumerate(model.nodes)])
+        alone = np.array([node.seconds[choices[number]] for number, node in enumerate(model.nodes)]) - once
         self.nodes = model.node_counts * alone
         self.edges = np.array([edge.seconds[choices[edge.source], choices[edge.target]] for edge in model.edges])
         for number, late in model.deferred.items():
             if late[choices[model.edges[number].target]]:
                 self.edges[number] = 0.0
         self.optimizer = sum(self.nodes[number] for number, node in enumerate(model.nodes) if node.kind == "input")
+        """With all else that runs once a step."""
+        self.optimizer += float((model.node_counts * once).sum())
         self.compute: dict[Phase, float] = {
             phase: sum(self.nodes[number] for number, node in enumerate(model.nodes) if node.kind in RUN_KINDS and node.phase == phase)
             for phase in PHASES

@@ -55,15 +55,18 @@ class OpChoices:
     """The strategies of one operator and their prices.
 
     Args:
-        seconds: compute and inner collectives; shape [strategies].
+        seconds: compute and inner collectives of one microbatch, with its share of what runs once a step; shape [strategies].
         loads: seconds for which inner collectives hold each link; shape [strategies] each.
         axes: number of mesh axes.
+        kept: of a conversion that may run once a step: the spec in which all microbatches read its result, gathered once where its strategy
+            has another. None where it runs in each, as it does in the first ``in_each`` strategies, which come again. Empty otherwise.
     """
 
     strategies: tuple[Strategy, ...]
     seconds: np.ndarray
     loads: Mapping[str, np.ndarray]
     axes: int
+    kept: tuple[ShardingSpec | None, ...] = ()
     _read: dict[int, OperandSpecs] = field(default_factory=dict, repr=False, compare=False)
 
     def operand(self, position: int) -> OperandSpecs:
@@ -77,15 +80,27 @@ class OpChoices:
         return self._read[position]
 
     @cached_property
+    def in_each(self) -> int:
+        """Number of the strategies that run in each microbatch, which come first."""
+        return sum(spec is None for spec in self.kept) if self.kept else len(self.strategies)
+
+    @cached_property
+    def once(self) -> np.ndarray | None:
+        """Of ``seconds`` the shares of what runs once a step; None without any."""
+        return np.where([spec is not None for spec in self.kept], self.seconds, 0.0) if self.kept else None
+
+    @cached_property
     def without_rings(self) -> np.ndarray:
-        """Numbers of the strategies that pass nothing around a ring of ranks."""
-        return np.flatnonzero([strategy.turns == 1 for strategy in self.strategies])
+        """Numbers of the strategies that pass nothing around a ring of ranks, each once."""
+        return np.flatnonzero([strategy.turns == 1 for strategy in self.strategies[: self.in_each]])
 
     def inputs(self, position: int) -> tuple[ShardingSpec, ...]:
         return tuple(strategy.inputs[position] for strategy in self.strategies)
 
     def outputs(self, index: int) -> tuple[ShardingSpec, ...]:
-        return tuple(strategy.outputs[index] for strategy in self.strategies)
+        """The spec of a result under each strategy, as its readers find it."""
+        made = tuple(strategy.outputs[index] for strategy in self.strategies)
+        return tuple(spec or own for spec, own in zip(self.kept, made, strict=True)) if self.kept else made
 
 
 @dataclass
@@ -112,6 +127,8 @@ class Space:
     _ops: dict[object, OpChoices] = field(default_factory=dict)
     _restricted_ops: dict[object, OpChoices] = field(default_factory=dict)
     _ops_by_name: dict[str, OpChoices] = field(default_factory=dict)
+    _conversions: dict[int, tuple[OpChoices, OpChoices]] = field(default_factory=dict)
+    """By identity of the choices in each microbatch, which are held so that no others take it."""
     _tables: dict[object, tuple[np.ndarray, ...]] = field(default_factory=dict)
     _equal: dict[object, np.ndarray] = field(default_factory=dict)
     _gathers: dict[object, float] = field(default_factory=dict)
@@ -128,6 +145,36 @@ class Space:
         Raises:
             Late: the budget is used up.
         """
+        found = self._in_each(op)
+        if op.name not in self.made_once:
+            return found
+        if id(found) not in self._conversions:
+            self._conversions[id(found)] = found, self._with_kept(op, found)
+        return self._conversions[id(found)][1]
+
+    @cached_property
+    def made_once(self) -> frozenset[str]:
+        """The conversions of parameters that may run once a step, before its microbatches: where nothing is pinned."""
+        several, pinned = self.graph.microbatches > 1, self.pins.tensors
+        return frozenset(
+            name for name, read in self.graph.conversions.items() if several and not pinned.keys() & {read, *self.graph.op[name].outputs}
+        )
+
+    def _with_kept(self, op: Op, found: OpChoices) -> OpChoices:
+        """The strategies as they are, and again for each spec in which microbatches may read what is made once."""
+        tensor, times = self.graph.tensors[op.outputs[0]], self.graph.microbatches
+        strategies, kept, seconds = list(found.strategies), list[ShardingSpec | None]([None] * len(found.strategies)), list(found.seconds)
+        for strategy, own in zip(found.strategies, found.seconds, strict=True):
+            (spec,) = strategy.outputs
+            for read in () if spec.partial else (spec, *self._gathered(tensor.name, spec)):
+                strategies.append(strategy)
+                kept.append(read)
+                seconds.append((own + (self._gathering(tensor, spec, read) if read != spec else 0.0)) / times)
+        loads = {link: np.concatenate([load, np.zeros(len(kept) - len(load))]) for link, load in found.loads.items()}
+        return OpChoices(tuple(strategies), np.array(seconds), loads, found.axes, tuple(kept))
+
+    def _in_each(self, op: Op) -> OpChoices:
+        """The strategies of an operator that runs in each microbatch."""
         if self.only_strategies is not None:
             if op.name not in self._ops_by_name:
                 key = op_signature(op, self.graph), self.only_strategies[op.name]
@@ -277,14 +324,24 @@ class Space:
 
     def kept_layouts(self, item: GraphInput, specs: tuple[ShardingSpec, ...]) -> tuple[tuple[ShardingSpec, ShardingSpec], ...]:
         """How a graph input may lie at rest and how all microbatches read it, for each of its specs: as it lies; or, of a trained one,
-        gathered over axes that split it, once a step."""
+        gathered over axes that split it, once a step. What is narrowed alone is gathered behind that."""
         found = [(spec, spec) for spec in specs]
-        if self.graph.microbatches > 1 and item.tensor in self.graph.stepped and item.tensor not in self.pins.tensors:
-            offered = set(self.splits(item.tensor))
-            for spec in specs:
-                gathered = (_without_axes(spec, axes) for axes in _some_axes(spec.split_axes))
-                found += [(spec, kept) for kept in gathered if kept in offered]
+        several = self.graph.microbatches > 1 and item.tensor in self.graph.stepped
+        if several and item.tensor not in self.pins.tensors and not self.is_narrowed(item.tensor):
+            found += [(spec, kept) for spec in specs for kept in self._gathered(item.tensor, spec)]
         return tuple(found)
+
+    def is_narrowed(self, tensor: str) -> bool:
+        """Whether all that is done with a parameter is to give it a smaller dtype, and that may run once a step."""
+        readers, size = [self.graph.ops[index] for index, _ in self.graph.consumers[tensor]], DTYPE_BYTES[self.graph.tensors[tensor].dtype]
+        made = [name for op in readers if op.name in self.made_once for name in op.outputs]
+        return len(readers) == len(made) > 0 and all(DTYPE_BYTES[self.graph.tensors[name].dtype] < size for name in made)
+
+    def _gathered(self, tensor: str, spec: ShardingSpec) -> Iterator[ShardingSpec]:
+        """The specs in which a tensor may be kept after gathers from ``spec``."""
+        offered = set(self.splits(tensor))
+        gathered = (_without_axes(spec, axes) for axes in _some_axes(spec.split_axes))
+        return (kept for kept in gathered if kept in offered)
 
     def gather_seconds(self, item: GraphInput, layouts: Sequence[tuple[ShardingSpec, ShardingSpec]]) -> np.ndarray:
         """Least seconds of gathering a graph input once a step, divided by the microbatches; shape [layouts].

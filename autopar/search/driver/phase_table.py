@@ -200,6 +200,20 @@ class Search(SearchState):
         self._learn_from(prices)
         if self.best is not None and self.has_fitting_plan and not self.is_done():
             self._learn_from(LearnedOverlap.optimistic(self.slowdown).learn(self.best.schedule, self.best.slots))
+        self._learn_in_each_microbatch()
+
+    def _learn_in_each_microbatch(self) -> None:
+        """Schedules the incumbent with what it does once a step in each microbatch, and learns prices from that.
+
+        Nothing hides what runs before all microbatches. Where all gathers do, no schedule shows how well they would be hidden.
+        """
+        if self.best is None or not self.has_fitting_plan or self.is_done() or self.model.planned_graph.microbatches == 1:
+            return
+        other = self.best.assignment.in_each_microbatch()
+        if other is not self.best.assignment:
+            found = self.schedule(other, self.best.limits, self.size.tries)
+            self.has_gained = self.offer(found, "auto")
+            self._learn_from(LearnedOverlap.first(self.slowdown).learn(found.schedule, found.slots))
 
     def _learn_from(self, prices: LearnedOverlap) -> None:
         """Solves one after another, each under prices learnt from the schedule of the last solution."""

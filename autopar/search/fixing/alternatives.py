@@ -57,7 +57,7 @@ def find_alternatives(
         offered = dict.fromkeys(model.nodes[model.node_number["input", name]].resting)
         choices = [spec for spec in offered if spec != given.inputs[name]]
     elif name in graph.op:
-        choices = [one for one in model.space.op_choices(graph.op[name]).strategies if one != given.strategies[name]]
+        choices = [one for one in dict.fromkeys(model.space.op_choices(graph.op[name]).strategies) if one != given.strategies[name]]
     else:
         raise UsageError(f"{name!r} is no parameter, buffer, input or operator", "name one of these: only they are chosen for themselves")
     communication = not machine.overlaps

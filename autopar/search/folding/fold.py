@@ -275,14 +275,22 @@ class _Unfolding:
         for repeat in group.left_out:
             if not self._add_reads_of(repeat):
                 return None
-        return Assignment(inputs, strategies, tuple(self.layouts.values()), self.reads, self._recomputed())
+        if not self._alike(given.once):
+            return None
+        return Assignment(
+            inputs, strategies, tuple(self.layouts.values()), self.reads, self._in_all(given.again), self._in_all(given.once)
+        )  # fmt: skip
 
-    def _recomputed(self) -> frozenset[str]:
-        """The recomputed operators. The repeats left out recompute as the representative does."""
-        recomputed = self.folded_assignment.again.intersection(self.group.repeats[REPRESENTATIVE])
-        return self.folded_assignment.again.union(
-            self.group.counterpart(name, repeat) for name in recomputed for repeat in self.group.left_out
-        )
+    def _alike(self, names: frozenset[str]) -> bool:
+        """Whether both representatives have the same of the operators."""
+        group = self.group
+        pairs = zip(group.repeats[REPRESENTATIVE], group.repeats[group.last_representative], strict=True)
+        return all((one in names) == (other in names) for one, other in pairs)
+
+    def _in_all(self, names: frozenset[str]) -> frozenset[str]:
+        """The operators, recomputed or run once a step, with those of the repeats left out, which are as the representative's."""
+        own = names.intersection(self.group.repeats[REPRESENTATIVE])
+        return names.union(self.group.counterpart(name, repeat) for name in own for repeat in self.group.left_out)
 
     def _model_repeat(self, key: Key) -> int:
         """The repeat that shows how the repeats between use a key.

@@ -61,7 +61,8 @@ def _add_inputs(model: Model) -> None:
 
 def _add_ops(model: Model) -> None:
     for op in model.space.graph.ops:
-        model.add(Node("op", op.name, model.space.op_choices(op).seconds, phase=op.phase))
+        choices = model.space.op_choices(op)
+        model.add(Node("op", op.name, choices.seconds, phase=op.phase, once=choices.once))
 
 
 def _add_outputs(model: Model) -> None:
@@ -234,7 +235,8 @@ def _connect_recomputations(
 ) -> None:  # fmt: skip
     """Edges to the recomputations that may read a tensor."""
     for reader in readers:
-        moments = len(runs.times[reader.name])
+        moments, again = len(runs.times[reader.name]), model.space.op_choices(model.space.graph.op[reader.name]).in_each
+        reader = replace(reader, specs=reader.specs[:again], sums=reader.sums[:again])
         table = recompute_read_table(model, free_if_gone(model, source, _reader_table(model, tensor, source, specs, reader)), moments)
         model.connect(
             source, model.node_number["recompute", reader.name], table, phase="backward", tensor=model.space.graph.tensors[tensor],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from autopar.graph import Phase
@@ -29,7 +32,24 @@ def decode_assignment(model: Model, choices: np.ndarray) -> Assignment:
     again = recomputed_ops(model, choices)
     for site in model.sites.values():
         decode_site(model, choices, site, layouts, reads, again)
-    return Assignment(inputs, strategies, tuple(layouts), reads, again)
+    once = frozenset(name for name in space.made_once if _kept_spec(model, choices, name) is not None)
+    return Assignment(inputs, strategies, _made_once(layouts, (reads.get((name, 0)) for name in once)), reads, again, once)
+
+
+def _kept_spec(model: Model, choices: np.ndarray, name: str) -> ShardingSpec | None:
+    """The spec in which the result of an operator that runs once a step is kept; None of one that runs in each microbatch."""
+    kept = model.space.op_choices(model.space.graph.op[name]).kept
+    return kept[choices[model.node_number["op", name]]] if kept else None
+
+
+def _made_once(layouts: Sequence[Layout], values: Iterable[str | None]) -> tuple[Layout, ...]:
+    """The layouts, those made once that ``values`` are or are made from."""
+    source, found = {layout.value: layout.source for layout in layouts}, set[str]()
+    for value in values:
+        while value in source:
+            found.add(value)
+            value = source[value]
+    return tuple(replace(layout, once=True) if layout.value in found else layout for layout in layouts)
 
 
 def recomputed_ops(model: Model, choices: np.ndarray) -> frozenset[str]:
@@ -52,6 +72,15 @@ def recomputed_ops(model: Model, choices: np.ndarray) -> frozenset[str]:
     return frozenset(found)
 
 
+def _lies_as(model: Model, choices: np.ndarray, site: Site) -> ShardingSpec:
+    """The spec in which a tensor enters or is made, before it is gathered once a step."""
+    home, choice = model.nodes[site.producer], int(choices[site.producer])
+    if home.kind == "input":
+        return home.resting[choice]
+    op = model.space.graph.op[home.name]
+    return model.space.op_choices(op).strategies[choice].outputs[op.outputs.index(site.tensor)]
+
+
 def decode_site(
     model: Model,
     choices: np.ndarray,
@@ -65,10 +94,10 @@ def decode_site(
     Args:
         again: the recomputed operators.
     """
-    tensor, home = site.tensor, model.nodes[site.producer]
+    tensor = site.tensor
     own = (tensor, site.specs[choices[site.producer]])
     early, late = site.phases(model.space.graph)
-    if home.kind == "input" and home.resting[choices[site.producer]] != own[1] and site.readers:
+    if _lies_as(model, choices, site) != own[1] and site.readers:
         own = (f"{tensor}@once", own[1])
         layouts.append(Layout(own[0], tensor, tensor, own[1], "forward", (early or late)[0].name, once=True))
 

@@ -7,7 +7,8 @@ time exactly one version of a storage counts, by the node that knows its spec. T
 - the version that a running operator reads, even where that is a copy gathered for it;
 - the producer's version, until the first reader; a result written over an operand does not count while its operator runs;
 - the layout that the readers of a phase share, from the first to the last of them;
-- the version that backward keeps.
+- the version that backward keeps;
+- the version that all microbatches read, of the result of an operator that runs once a step.
 
 Of a view that repeats only what memory has of it counts, in whatever version: a reshard of it has more, which pairs know.
 
@@ -57,7 +58,9 @@ def add_memory_items(model: Model, times: Mapping[str, int]) -> None:
             lives = [life for tensor in tensors for life in leaving.get(tensor, ())]
             lives += [life for tensor in tensors for life in _read_lifetimes(model, tensor, viewed=True)]
             lives += [life for tensor in tensors for life in _other_lifetimes(model, tensor, times)]
-            _add_spans(model, tensors, _add_uncovered(model, lives))
+            covered = _add_uncovered(model, lives)
+            _add_spans(model, tensors, covered)
+            _add_kept(model, root, covered, end)
     for op in graph.ops:
         node = model.nodes[model.node_number["op", op.name]]
         for items, strategy in zip(node.items, model.space.op_choices(op).strategies, strict=True):
@@ -73,6 +76,18 @@ def _add_spans(model: Model, tensors: Sequence[str], covered: Sequence[tuple[int
             node = model.nodes[saved]
             for items, span, local in zip(node.items, node.spans, model.space.stored_bytes(tensor, node.specs), strict=True):
                 items.extend((first, last, local) for first, last in _subtract(span, covered))
+
+
+def _add_kept(model: Model, tensor: str, covered: Sequence[tuple[int, int]], end: int) -> None:
+    """Adds the result of an operator that runs once a step, at times when nothing else of it counts: all microbatches read it."""
+    op = model.space.graph.producer[tensor]
+    choices = model.space.op_choices(op)
+    if choices.kept:
+        items = model.nodes[model.node_number["op", op.name]].items
+        sizes = model.space.stored_bytes(tensor, choices.outputs(op.outputs.index(tensor)))
+        for mine, spec, local in zip(items, choices.kept, sizes, strict=True):
+            if spec is not None:
+                mine.extend((first, last, local) for first, last in _subtract((0, end), covered))
 
 
 def _add_stored(model: Model, tensor: str, away: Sequence[tuple[int, int]], end: int) -> None:

@@ -5,7 +5,8 @@ Nodes and the meaning of their choices:
 ==========  ==========================================================================================================
 ``input``   A graph input (parameter, buffer, argument, tangent): its spec. A parameter's gradient and optimizer state share it. Of several
             microbatches: also whether they all read a copy that is gathered once a step, and its spec.
-``op``      An operator: its strategy.
+``op``      An operator: its strategy. Of a parameter's conversion and several microbatches: also whether it runs once a step, and the spec
+            in which its result is kept for all of them.
 ``output``  An output of the model: the spec in which it leaves.
 ``layout``  A tensor as its readers of one phase share it: resharded once from the producer's version.
 ``saved``   What backward keeps of a tensor of forward: the producer's version or the layout's, or a free slice of either. For a gathered
@@ -64,6 +65,8 @@ class Node:
         deferred: of ``layout``: whether backward reads nothing that is made from each choice; empty where that is not told apart.
         resting: of ``input``: the spec in which each choice lies at rest, and its gradient and optimizer states do. Where ``specs`` has
             another, that copy is gathered once a step and kept over its microbatches.
+        once: of ``op``: of ``seconds``, those of what runs once a step, beside everything else; None where nothing does. Those of ``input``
+            all are.
         items: begin, end and bytes of the memory that each choice holds.
     """
 
@@ -79,6 +82,7 @@ class Node:
     strategy_numbers: np.ndarray | None = None
     deferred: tuple[bool, ...] = ()
     resting: tuple[ShardingSpec, ...] = ()
+    once: np.ndarray | None = None
     items: list[list[Item]] = field(default_factory=list)
 
 

@@ -107,16 +107,17 @@ def add_recomputations(model: Model, runs: RecomputeTimes) -> None:
     for op in space.graph.ops:
         if op.name in runs.times:
             choices = space.op_choices(op)
-            count, moments = len(choices.strategies), len(runs.times[op.name])
-            seconds = np.concatenate(([0.0], np.tile(choices.seconds, moments)))
-            picks = np.concatenate(([-1], np.tile(np.arange(count), moments)))
+            count, again, moments = len(choices.strategies), choices.in_each, len(runs.times[op.name])
+            seconds = np.concatenate(([0.0], np.tile(choices.seconds[:again], moments)))
+            picks = np.concatenate(([-1], np.tile(np.arange(again), moments)))
             node = model.add(Node("recompute", op.name, seconds, phase="backward", strategy_numbers=picks))
-            table = model.cached(("recompute", count, moments), lambda p=picks, n=count: _equal_strategies(p, n))  # type: ignore[misc]
+            known = "recompute", count, again, moments
+            table = model.cached(known, lambda p=picks, n=count: _equal_strategies(p, n))  # type: ignore[misc]
             model.connect(model.node_number["op", op.name], node, table, phase="backward")
 
 
 def _equal_strategies(picks: np.ndarray, count: int) -> np.ndarray:
-    """Edge from an operator to its recomputation, which has the strategy of the first run."""
+    """Edge from an operator to its recomputation, which has the strategy of the first run. What is kept over microbatches has none."""
     return np.where((picks[None, :] == np.arange(count)[:, None]) | (picks[None, :] < 0), 0.0, IMPOSSIBLE)
 
 
@@ -129,13 +130,18 @@ class _Choices:
     from_layout: list[bool] = field(default_factory=list)
     moments: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
+    common: list[bool] = field(default_factory=list)
+    """Whether it is the producer's version that all microbatches read, which is there anyway."""
 
-    def add(self, spec: ShardingSpec, state: str, *, from_layout: bool = False, moment: int = 0, end: int = 0) -> None:
+    def add(
+        self, spec: ShardingSpec, state: str, *, from_layout: bool = False, moment: int = 0, end: int = 0, common: bool = False
+    ) -> None:  # fmt: skip
         self.specs.append(spec)
         self.states.append(state)
         self.from_layout.append(from_layout)
         self.moments.append(moment)
         self.ends.append(end)
+        self.common.append(common)
 
 
 def add_saved(
@@ -150,6 +156,7 @@ def add_saved(
     op = producer.name if producer is not None and producer.name in runs.times else ""
     early, late = site.phases(graph)
     own, made = keepable_specs(site.specs), keepable_specs(layout.specs if layout is not None else ())
+    shared_by_all = space.op_choices(producer).kept or None if producer is not None else None
     first = min((reader.time for reader in late), default=None)
     ends = (first,) if first is not None else _keep_until(runs, second, whole=producer is not None)
     found = _Choices()
@@ -158,6 +165,8 @@ def add_saved(
             found.add(spec, "kept", end=end)
         for spec in made:
             found.add(spec, "kept", from_layout=True, end=end)
+    for spec in () if shared_by_all is None else dict.fromkeys(spec for spec in shared_by_all if spec is not None):
+        found.add(spec, "kept", end=ends[-1], common=True)
     if first is None and producer is not None:
         found.add(own[0], "gone")
     if op:
@@ -175,6 +184,9 @@ def add_saved(
     same = space.equality_table(site.specs, specs)
     whole = same if producer is None or layout is None else model.free_only(space.reshard_table(tensor, site.specs, specs))
     own_table = model.cached((id(whole), key, viewed, "own"), lambda: _from_producer(whole, same, kept, copied, viewed), whole, same)
+    if shared_by_all is not None:
+        known_by_all, before = (shared_by_all, specs, tuple(found.common)), own_table
+        own_table = model.cached((id(before), known_by_all), lambda: _common_alone(before, *known_by_all), before)
     model.connect(site.producer, node, own_table)
     if layout is not None:
         assert site.forward is not None
@@ -183,7 +195,8 @@ def add_saved(
         model.connect(site.forward, node, table)
     if op:
         again = model.node_number["recompute", op]
-        outputs = space.op_choices(graph.op[op]).outputs(graph.op[op].outputs.index(site.tensor))
+        choices = space.op_choices(graph.op[op])
+        outputs = choices.outputs(graph.op[op].outputs.index(site.tensor))[: choices.in_each]
         alone = len(graph.op[op].outputs) == 1
         second_run = model.nodes[again]
         known = outputs, specs, key, alone, len(second_run.seconds), "agrees"
@@ -216,6 +229,14 @@ def _from_producer(table: np.ndarray, same: np.ndarray, kept: np.ndarray, copied
     """
     of_own = np.where(same == 0.0, IMPOSSIBLE, table) if viewed else table
     return np.where(kept, np.where(copied, np.where(same == 0.0, IMPOSSIBLE, 0.0), of_own), 0.0)
+
+
+def _common_alone(
+    table: np.ndarray, shared: Sequence[ShardingSpec | None], specs: Sequence[ShardingSpec], common: Sequence[bool]
+) -> np.ndarray:  # fmt: skip
+    """The edge from a producer where some choices are the version that all microbatches read: these go with that version alone."""
+    fits = np.array([[read == spec for spec in specs] for read in shared])
+    return np.where(np.array(common), np.where(fits, 0.0, IMPOSSIBLE), table)
 
 
 def keepable_specs(specs: Sequence[ShardingSpec]) -> tuple[ShardingSpec, ...]:
@@ -298,9 +319,10 @@ def _choice_spans(
     root = _storage_root(graph, site.tensor)
     stored = root not in graph.producer or root in runs.leaving
     spans = []
-    for state, moment, end, copied in zip(found.states, found.moments, found.ends, found.from_layout, strict=True):
+    choices = zip(found.states, found.moments, found.ends, found.from_layout, found.common, strict=True)
+    for state, moment, end, copied, common in choices:
         span = (0, 0)
-        if state == "kept" and not tiny and (copied or not stored):
+        if state == "kept" and not tiny and not common and (copied or not stored):
             span = begin, end
         elif state == "recompute" and carries and not stored and producer is not None:
             span = runs.times[producer.name][moment], end
