@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from autopar.compare.words import pattern
 from autopar.cost_models.collectives import KINDS
+from autopar.graph import CONVERSION
 from autopar.plan import Plan
 from autopar.rows import OpPlan, ParameterSpec, TensorSpec
 from autopar.sharding import ShardingSpec
@@ -203,7 +204,7 @@ class Context:
 
     Args:
         classes: tensors whose last dim a loss reads as its classes.
-        gathered_again: parameters that backward gathers.
+        gathered_again: parameters that backward gathers, as they are or in another dtype.
     """
 
     classes: frozenset[str]
@@ -217,8 +218,10 @@ class Context:
             if op.phase == "forward" and op.inputs and (through or op.op.split(".")[1] in _LOSSES):
                 classes.add(op.inputs[0].tensor)
         calls = (row for row in plan.collectives if KINDS[row.kind].role == "gather" and row.phase != "forward")
-        parameters = {row.tensor for row in plan.parameters.values()}
-        return Context(frozenset(classes), frozenset(part.tensor for row in calls for part in row.members) & parameters)
+        of = {row.tensor: row.tensor for row in plan.parameters.values()}
+        converted = (op for op in plan.captured if op.op == CONVERSION and op.inputs[0].tensor in of)
+        of |= {op.outputs[0].tensor: op.inputs[0].tensor for op in converted}
+        return Context(frozenset(classes), frozenset(of[part.tensor] for row in calls for part in row.members if part.tensor in of))
 
 
 def of_attention(plan: Plan, op: OpPlan) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import autopar
+from autopar.graph import CONVERSION
 from autopar.plan import Plan
 from autopar.recording import record
 from autopar.report.parallelism_words import DATA_WORDS, MEANINGS, WEIGHT_WORDS, WHOLE, Context, Use, meanings, ways
@@ -78,10 +79,10 @@ def loss(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 
-def vocabulary(pins: dict[str, str], mesh: str) -> Plan:
+def vocabulary(pins: dict[str, str], mesh: str, **options: str) -> Plan:
     tokens = torch.zeros(8, 4, dtype=torch.int64)
     given = {"mesh": mesh, "hardware": "cpu-cluster", "constraints": pins, "effort": "low"}
-    return autopar.plan(Words(), (tokens,), loss=loss, loss_args=(tokens,), **given)
+    return autopar.plan(Words(), (tokens,), loss=loss, loss_args=(tokens,), **given, **options)
 
 
 def test_rows_of_the_vocabulary_are_vocabulary_parallel() -> None:
@@ -91,11 +92,15 @@ def test_rows_of_the_vocabulary_are_vocabulary_parallel() -> None:
     assert words["tokens.weight"] == "vocabulary parallel over tp"
 
 
-def test_what_backward_gathers_again_is_told_from_what_it_keeps() -> None:
-    plan = vocabulary({"inner.weight": "S0 R", "input:tokens": "S0 R", "module:*": "S0 R R"}, "dp=2")
+@pytest.mark.parametrize("options", [{}, {"compute_dtype": "bfloat16"}], ids=["as it is", "converted"])
+def test_what_backward_gathers_again_is_told_from_what_it_keeps(options: dict[str, str]) -> None:
+    plan = vocabulary({"inner.weight": "S0 R", "input:tokens": "S0 R", "module:*": "S0 R R"}, "dp=2", **options)
     before = {way.name: way.words for way in ways(plan)}["inner.weight"]
     assert before == "FSDP (one gather) over dp"
-    call = next(row for row in plan.collectives if row.kind == "all_gather" and any(part.tensor == "inner.weight" for part in row.members))
+    conversions = (op for op in plan.ops if op.op == CONVERSION and op.inputs[0].tensor == "inner.weight")
+    gathered = {op.outputs[0].tensor for op in conversions} or {"inner.weight"}
+    gathers = (row for row in plan.collectives if row.kind == "all_gather")
+    call = next(row for row in gathers if any(part.tensor in gathered for part in row.members))
     again = call.model_copy(update={"phase": "backward", "id": "again"})
     twice = plan.model_copy(update={"collectives": (*plan.collectives, again)})
     assert Context.of(twice).gathered_again == {"inner.weight"}
