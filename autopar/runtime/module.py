@@ -330,7 +330,7 @@ class ShardedModule(WithinReplicas, OwnStates):
                 "torch.manual_seed was called after the first call of a compiled module, which draws on of the seed agreed on there,"
                 f" {self.dropout_seed}; set module.dropout_seed, and module.dropout_step, on all ranks alike for another"
             )
-            warnings.warn(text, LaterSeedWarning, stacklevel=7)
+            warnings.warn(text, LaterSeedWarning, stacklevel=8)
         members, world = self.team.members, dist.get_world_size()
         number = SEEDS * (self.dropout_seed or 0) + self.dropout_step + (0 if trains else OTHER_CALLS * self.other_calls)
         return number if len(members) == world else number * world + min(members)

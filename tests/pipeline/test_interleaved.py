@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -190,16 +191,19 @@ def test_what_rests_is_part_of_the_peak(name: str, mesh: str, chunks: int) -> No
 
 
 def test_little_memory_is_shared_by_the_stages_of_a_rank() -> None:
-    """As each stage is planned alone, no order of them fits: they are planned once more, and hold less."""
+    """As each stage is planned alone, no fast order of them fits: they are planned once more, and hold less."""
     _, roomy = planned("llama", "pp=2,dp=2,tp=2", 2)
-    limit = int(0.7 * max(roomy.peaks))
+    limit = int(0.6 * max(roomy.peaks))
     asked = PipelineRequest(machine("pp=2,dp=2,tp=2", stress=True), limit, effort="low", order="interleaved", chunks=2)
     found = plan_pipeline(capture("llama", 4)[2], asked)
-    assert max(found.peaks) <= limit and roomy.times.step <= found.times.step < 1.2 * roomy.times.step
+    assert max(found.peaks) <= limit and found.times.step < 1.2 * roomy.times.step
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning._Planner, "_share_memory", lambda self, stages, found: [limit] * len(found))
-        with pytest.raises(InfeasibleError):
-            plan_pipeline(capture("llama", 4)[2], asked)
+        try:
+            alone = plan_pipeline(capture("llama", 4)[2], asked).times.step
+        except InfeasibleError:
+            alone = math.inf
+    assert alone > 1.2 * found.times.step
 
 
 def test_pipelines_by_hand_are_interleaved_too() -> None:
