@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,6 +47,7 @@ from autopar.verify import verify, verify_pipeline
 from autopar.verify.launch import run_ranks
 from tests.graphs import machine, random_schedule
 from tests.graphs import plan_of as recorded
+from tests.test_gathered_once import assert_seen
 
 PINS = {"up.weight": "S0 R", "down.weight": "S0 R", "up.bias": "R", "down.bias": "R", "input:x": "S0 R"}
 """Rows and weights split alike, as FSDP has them: each weight is gathered."""
@@ -319,10 +319,7 @@ EDITS: list[tuple[Callable[[Any], Any], str]] = [
 
 @pytest.mark.parametrize(("edit", "said"), EDITS, ids=[said for _, said in EDITS])
 def test_check_sees_an_edit(edit: Callable[[Any], Any], said: str) -> None:
-    data = json.loads(plan_of().to_json())
-    edit(data)
-    found = check(Plan.from_json(json.dumps(data)))
-    assert any(said in str(difference) for difference in found), found
+    assert_seen(plan_of(), edit, said)
 
 
 class Deep(nn.Sequential):

@@ -199,7 +199,12 @@ EDITS: list[tuple[Callable[[Any], Any], str]] = [
 
 @pytest.mark.parametrize(("edit", "said"), EDITS, ids=[said for _, said in EDITS])
 def test_check_sees_an_edit(edit: Callable[[Any], Any], said: str) -> None:
-    data = json.loads(plan_of().to_json())
+    assert_seen(plan_of(), edit, said)
+
+
+def assert_seen(plan: Plan, edit: Callable[[Any], Any], said: str) -> None:
+    """``check`` finds an edit of the plan's file."""
+    data = json.loads(plan.to_json())
     edit(data)
     found = check(Plan.from_json(json.dumps(data)))
     assert any(said in str(difference) for difference in found), found

@@ -69,7 +69,7 @@ def run_orders(chain: Chain, orders: Ints, clock: Clock) -> float:
 
 
 def write_warm_ups(chain: Chain, warm_ups: Ints, orders: Ints) -> None:
-    """Orders for chunks placed in a loop: so many F first, then B (and W) and F in turn, and the B left.
+    """Orders of chunks placed in a loop: F of the warm-up, then B (and W) and F in turn, then the remaining B.
 
     F go chunk by chunk in rounds of as many microbatches as devices, B in rounds from the last chunk on.
 

@@ -51,12 +51,13 @@ CASES = [("gpt tied", "pp=2", 2), ("encoder-decoder", "pp=2,dp=2,tp=2", 2), ("ma
 
 
 class Shared(nn.Module):
-    """Two layers that two stages of one rank run have one weight, and read one buffer."""
+    """Two layers that two stages of one rank run have one weight, and read one buffer. One stage of the other rank trains nothing."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
         self.layers[2].weight = self.layers[0].weight
+        self.layers[1].requires_grad_(False)
         self.scale: Tensor
         self.register_buffer("scale", torch.linspace(0.5, 1.5, width))
 
