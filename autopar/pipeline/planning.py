@@ -33,6 +33,7 @@ from autopar.pipeline_plan import OrderName
 from autopar.schedule import Schedule, memory
 from autopar.schedule.splitting import defer_once, split_backward
 from autopar.search import Progress, SearchResult, Shared, find_plan
+from autopar.search.choices.reshard_tables import ReshardPricing
 from autopar.sharding import ShardingSpec
 from autopar.solvers.pipeline import PipelineProblem, solve_pipeline
 
@@ -186,7 +187,7 @@ class _Searched:
 
     graph: Graph
     pins: Mapping[str, str]
-    shared: Shared = field(default_factory=Shared)
+    shared: Shared
     found: dict[int, SearchResult] = field(default_factory=dict)
 
 
@@ -207,6 +208,8 @@ class _Planner:
     def __init__(self, graph: Graph, asked: PipelineRequest) -> None:
         self.graph, self.asked, self.machine = graph, asked, asked.stage_machine
         self.microbatches = graph.microbatches
+        self.resharding: list[ReshardPricing] = []
+        """Prices that all searches share."""
         self.searched: dict[str, _Searched] = {}
         """Plans of stages by structure: equal stages share theirs."""
         self.planned: dict[tuple[str, ...], _PlannedCut] = {}
@@ -215,7 +218,7 @@ class _Planner:
     def plan(self, least: float) -> PipelineResult | None:
         """The fastest pipeline found; None where none takes less than ``least`` seconds."""
         many = self.graph.accumulated(replace(self.graph.accumulation, microbatches=MANY, cut=()))
-        whole = self._search(_Searched(many, self.asked.pins), 1 << 62, recompute=False)
+        whole = self._search(self._start(many, self.asked.pins), 1 << 62, recompute=False)
         tables = measure_layers(whole.schedule, self.asked.optimizer)
         if not self.asked.recompute:
             tables = LayerTables(tables.units, tuple(modes[:1] for modes in tables.modes))
@@ -391,7 +394,7 @@ class _Planner:
         Args:
             room: bytes of a rank for the stage.
         """
-        known = self.searched.setdefault(structure_of(graph, pins), _Searched(graph, pins))
+        known = self.searched.setdefault(structure_of(graph, pins), self._start(graph, pins))
         limit = room
         for attempt in range(SHRINKS):
             try:
@@ -421,7 +424,14 @@ class _Planner:
         schedule = schedule_for(graph, found.schedule)
         return replace(found, schedule=schedule, memory=memory(schedule, found.optimizer), scheduled_plan=None, searched_assignment=None)
 
+    def _start(self, graph: Graph, pins: Mapping[str, str]) -> _Searched:
+        return _Searched(graph, pins, Shared(resharding=self.resharding))
+
     def _search(self, known: _Searched, limit: int, *, recompute: bool | None = None) -> SearchResult:
+        """The plan within a limit, in bytes. One that was found with more memory serves where it fits: less memory has no faster one."""
+        fitting = [one for more, one in known.found.items() if more >= limit >= one.memory.peak]
+        if fitting:
+            return min(fitting, key=lambda one: one.seconds)
         if limit not in known.found:
             asked = self.asked
             left = LONGEST_SECONDS if asked.deadline is None else max(asked.deadline - perf_counter(), LEAST_SECONDS)

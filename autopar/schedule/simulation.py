@@ -50,7 +50,7 @@ def simulate(
     """
     items = _timed(instructions)
     _, timeline = _run(items, slowdown, overlaps, issue)
-    columns = (array.tolist() for array in (timeline.begins, timeline.ends, timeline.since[:-1], timeline.stalls))
+    columns = (array.tolist() for array in (timeline.begins, timeline.ends, timeline.since, timeline.stalls))
     return tuple(map(Slot, items, *columns))
 
 
@@ -95,7 +95,7 @@ def _run(items: list[Instruction], slowdown: float, overlaps: bool, issue: float
     listed = Order(ints(order), ints([len(order)]), slots, slots * 0 - 1)
     calls, storages = np.zeros((4, count), dtype=np.int64), np.zeros(0, dtype=np.int64)
     costs = CallCosts._make([starts, copies, *calls, ints(launches[: 2 * count : 2]), ints(launches[1 : 2 * count : 2]), storages])
-    return run_clock(clock, listed, costs, 0, 0, len(order) + 1, timeline, timeline), timeline
+    return run_clock(clock, listed, costs, 0, 0, 0, len(order) + 1, timeline, timeline), timeline
 
 
 def simulated(schedule: Schedule) -> tuple[Slot, ...]:

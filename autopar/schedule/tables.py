@@ -53,6 +53,8 @@ class ClockTable(NamedTuple):
 class Timeline(NamedTuple):
     """The output of the clock, in seconds, by place in the list; and its state at each place, from which it can go on.
 
+    Of several rounds each has its own part, one behind the other: a place more than there are instructions, and all slots.
+
     Args:
         begins, ends: of an instruction, or of a start's call.
         stalls: how long operators stand still for it.
@@ -63,7 +65,7 @@ class Timeline(NamedTuple):
         free_at: when each link is free: the links at the first place, then at the second.
         free: scratch, by link.
         arrives: by slot, when its call has ended.
-        length: the place that the clock came to.
+        length: of each round the place that the clock came to.
     """
 
     begins: Floats
@@ -254,13 +256,15 @@ def descend(
 ) -> tuple[float, int]:  # fmt: skip
     """See ``kernels.moves.descend``, which is given its scratch here."""
     before = Order(*(array.copy() for array in order))
-    known, timeline = (timeline_for(len(order.items), len(order.head), arrays.clock.link_count) for _ in range(2))
+    rounds = len(arrays.rounds) // 2
+    known, timeline = (timeline_for(len(order.items), len(order.head), arrays.clock.link_count, rounds) for _ in range(2))
     scratch = [np.empty(size, dtype=np.int64) for size in (len(order.items), len(order.items), 3 * len(order.head) + 2)]
     return _descend(arrays, order, before, costs, known, timeline, lives, *scratch, random, weights, count, limit, captured)
 
 
-def timeline_for(length: int, slots: int, links: int) -> Timeline:
+def timeline_for(length: int, slots: int, links: int, rounds: int = 1) -> Timeline:
     """Room for the clock of a list."""
-    by_place, states = np.zeros((3, length)), np.zeros((3, length + 1))
-    issued, reached, waited = np.zeros(length + 1, dtype=np.int64), np.zeros(1, dtype=np.int64), np.zeros(length + 1)
-    return Timeline._make([*by_place, *states, issued, waited, np.zeros((length + 1) * links), np.zeros(links), np.zeros(slots), reached])
+    places = rounds * (length + 1)
+    columns, issued, waited = np.zeros((6, places)), np.zeros(places, dtype=np.int64), np.zeros(places)
+    reached = np.zeros(rounds, dtype=np.int64)
+    return Timeline._make([*columns, issued, waited, np.zeros(places * links), np.zeros(links), np.zeros(rounds * slots), reached])

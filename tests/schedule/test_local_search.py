@@ -66,7 +66,7 @@ def descended(arrays: ArraySchedule, order: Order, moves: int, seed: int, limit:
 
 
 def room(arrays: ArraySchedule, order: Order) -> Timeline:
-    return timeline_for(len(order.items), len(order.head), arrays.clock.link_count)
+    return timeline_for(len(order.items), len(order.head), arrays.clock.link_count, len(arrays.rounds) // 2)
 
 
 def seconds_of(arrays: ArraySchedule, order: Order) -> float:

@@ -7,7 +7,7 @@ from autopar.schedule.kernels.views import ArraySchedule, CallCosts, ClockTable,
 
 
 def run_clock(
-    clock: ClockTable, order: Order, costs: CallCosts, last: int, first: int, behind: int, known: Timeline, timeline: Timeline
+    clock: ClockTable, order: Order, costs: CallCosts, last: int, number: int, first: int, behind: int, known: Timeline, timeline: Timeline
 ) -> float:  # fmt: skip
     """Seconds of one microbatch, in which everything runs that does up to microbatch ``last``: see ``simulation``. Before all of them, -1,
     runs what does so once.
@@ -17,17 +17,20 @@ def run_clock(
 
     Args:
         costs: those of each call, at its head.
+        number: of the round, whose part of the timelines is meant.
         first, behind: the place of the first change, and the one behind the last. For a list that is not known 0, and any beyond it.
         known: timeline of the former list.
         timeline: written to, from the first change on. Arrivals in it are those of ``known`` before.
     """
-    slots = len(order.head)
-    now, busy, until, unsettled, rate = known.since[first], known.busy[first], known.until[first], 0.0, 1.0 - clock.slowdown
-    issued, waited = known.issued[first], known.waited[first]
-    links_at = first * clock.link_count
+    slots, base = len(order.head), number * (len(order.items) + 1)
+    heads, begun = number * slots, base + first
+    now, busy, until, unsettled, rate = known.since[begun], known.busy[begun], known.until[begun], 0.0, 1.0 - clock.slowdown
+    issued, waited = known.issued[begun], known.waited[begun]
+    links_at = begun * clock.link_count
     for link in range(clock.link_count):
         timeline.free[link] = known.free_at[links_at + link]
-    for at in range(first, order.length[0] + 1):
+    for place in range(first, order.length[0] + 1):
+        at = base + place
         timeline.since[at], timeline.busy[at], timeline.until[at] = now, busy, until
         settled = unsettled <= now
         if clock.issue > 0.0:
@@ -36,12 +39,12 @@ def run_clock(
         links_at = at * clock.link_count
         for link in range(clock.link_count):
             timeline.free_at[links_at + link] = timeline.free[link]
-        if at >= behind and now == known.since[at] and settled:
-            timeline.length[0] = at
-            return known.until[known.length[0]]
-        if at == order.length[0]:
+        if place >= behind and now == known.since[at] and settled:
+            timeline.length[number] = place
+            return known.until[base + known.length[number]]
+        if place == order.length[0]:
             break
-        item = order.items[at]
+        item = order.items[place]
         timeline.begins[at], timeline.ends[at], timeline.stalls[at] = now, now, 0.0
         if clock.first[item] > last or (clock.first[item] < 0 and last >= 0):
             continue
@@ -73,15 +76,15 @@ def run_clock(
                 busy, until = max(busy, now) if links & clock.slowing else busy, max(until, now)
                 continue
         elif item & 1:
-            if not clock.late[slot] and timeline.arrives[slot] > now:
-                timeline.stalls[at] = timeline.arrives[slot] - now
-                now = timeline.arrives[slot]
+            if not clock.late[slot] and timeline.arrives[heads + slot] > now:
+                timeline.stalls[at] = timeline.arrives[heads + slot] - now
+                now = timeline.arrives[heads + slot]
             seconds, now = costs.copies[slot], max(now, host)
         else:
             begin, part = max(now, all_issued), slot
             while part >= 0:
-                for place in range(clock.flying.begins[part], clock.flying.begins[part + 1]):
-                    begin = max(begin, timeline.arrives[order.head[clock.flying.entries[place]]])
+                for source in range(clock.flying.begins[part], clock.flying.begins[part + 1]):
+                    begin = max(begin, timeline.arrives[heads + order.head[clock.flying.entries[source]]])
                 part = order.after[part]
             if not clock.overlaps:
                 timeline.stalls[at] = begin - now
@@ -93,9 +96,9 @@ def run_clock(
             for link in range(clock.link_count):
                 if (links >> link) & 1:
                     timeline.free[link] = end
-            if known.arrives[slot] != end:
-                unsettled = max(unsettled, known.arrives[slot], end)
-            timeline.arrives[slot] = end
+            if known.arrives[heads + slot] != end:
+                unsettled = max(unsettled, known.arrives[heads + slot], end)
+            timeline.arrives[heads + slot] = end
             timeline.begins[at], timeline.ends[at] = begin, end
             busy, until = max(busy, end) if links & clock.slowing else busy, max(until, end)
             continue
@@ -109,7 +112,7 @@ def run_clock(
             now = max(now, all_issued + seconds / launches)
         timeline.ends[at] = now
         until = max(until, now)
-    timeline.length[0] = order.length[0]
+    timeline.length[number] = order.length[0]
     return until
 
 
@@ -117,37 +120,33 @@ def step_of(arrays: ArraySchedule, order: Order, costs: CallCosts, first: int, b
     """Seconds of a step without the optimizer's: all microbatches, each begun when the one before has ended.
 
     Args:
-        first, behind, known, timeline: see ``run_clock``. Where microbatches run different instructions, each is timed from the beginning.
+        first, behind, known, timeline: see ``run_clock``.
     """
     total = 0.0
-    if len(arrays.rounds) > 2:
-        first, behind = 0, order.length[0] + 1
-    for number in range(0, len(arrays.rounds), 2):
-        if len(arrays.rounds) > 2:
-            for slot in range(len(timeline.arrives)):
-                timeline.arrives[slot] = 0.0
-        last = arrays.rounds[number]
-        seconds = run_clock(arrays.clock, order, costs, last, first, behind, known, timeline)
-        total += arrays.rounds[number + 1] * seconds
+    for number in range(len(arrays.rounds) // 2):
+        seconds = run_clock(arrays.clock, order, costs, arrays.rounds[2 * number], number, first, behind, known, timeline)
+        total += arrays.rounds[2 * number + 1] * seconds
     return total
 
 
-def adopt_timeline(timeline: Timeline, known: Timeline, first: int, length: int) -> None:
+def adopt_timeline(timeline: Timeline, known: Timeline, first: int, length: int, room: int) -> None:
     """Makes a list the known one.
 
     Args:
         timeline: timeline of the list from its first change on.
         first, length: place of that change, and length of the list.
+        room: places of a round in the timelines, one behind the last instruction included.
     """
-    ended = timeline.length[0]
-    for at in range(first, ended):
-        known.begins[at], known.ends[at], known.stalls[at] = timeline.begins[at], timeline.ends[at], timeline.stalls[at]
-    for at in range(first, ended + 1):
-        known.since[at], known.busy[at], known.until[at] = timeline.since[at], timeline.busy[at], timeline.until[at]
-        known.issued[at], known.waited[at] = timeline.issued[at], timeline.waited[at]
-    for at in range(first * len(known.free), (ended + 1) * len(known.free)):
-        known.free_at[at] = timeline.free_at[at]
-    known.length[0] = length
+    for number in range(len(known.length)):
+        base, ended = number * room, number * room + timeline.length[number]
+        for at in range(base + first, ended):
+            known.begins[at], known.ends[at], known.stalls[at] = timeline.begins[at], timeline.ends[at], timeline.stalls[at]
+        for at in range(base + first, ended + 1):
+            known.since[at], known.busy[at], known.until[at] = timeline.since[at], timeline.busy[at], timeline.until[at]
+            known.issued[at], known.waited[at] = timeline.issued[at], timeline.waited[at]
+        for at in range((base + first) * len(known.free), (ended + 1) * len(known.free)):
+            known.free_at[at] = timeline.free_at[at]
+        known.length[number] = length
     copy_arrivals(timeline, known)
 
 

@@ -77,7 +77,6 @@ def descend(
     """
     slots, room = len(order.head), len(order.items)
     least, held = step_of(arrays, order, costs, 0, room + 1, known, known), peak_bytes(arrays, order, costs, lives)
-    known.length[0] = order.length[0]
     copy_arrivals(known, timeline)
     for item in range(room):
         stamps[item] = -1
@@ -149,22 +148,22 @@ def accept(
     if verdict < 0.0:
         copy_arrivals(known, timeline)
     else:
-        adopt_timeline(timeline, known, first if len(arrays.rounds) == 2 else 0, order.length[0])
+        adopt_timeline(timeline, known, first, order.length[0], len(order.items) + 1)
     return verdict
 
 
 def find_stalls(order: Order, known: Timeline, places: Ints, stalls: Ints) -> int:
-    """Finds the stalls of a list: the places of waits that stall, of their starts, and of starts that stall; their number.
+    """Finds the stalls of a list in its last round: places of waits that stall, of their starts, and of starts that stall; their number.
 
     Args:
         places: written to: the place of each instruction.
         stalls: written to: the places of stalls.
     """
-    slots, found = len(order.head), 0
+    slots, found, last = len(order.head), 0, (len(known.length) - 1) * (len(order.items) + 1)
     for at in range(order.length[0]):
         item = order.items[at]
         places[item] = at
-        if item < 2 * slots and known.stalls[at] > 0.0:
+        if item < 2 * slots and known.stalls[last + at] > 0.0:
             stalls[found] = at
             found += 1
             if item & 1:

@@ -114,6 +114,7 @@ class Space:
         only_strategies, only_inputs: the strategies of each operator and the specs of each graph input, by name, if the search is
             restricted to these.
         budget: for enumeration and pricing; ``BudgetExhausted`` is raised when it is used up. None: no limit.
+        resharding: the one ``ReshardPricing`` of the machine, once there is one. Spaces of other graphs may share it.
     """
 
     graph: Graph
@@ -124,6 +125,7 @@ class Space:
     only_strategies: Mapping[str, tuple[Strategy, ...]] | None = None
     only_inputs: Mapping[str, tuple[ShardingSpec, ...]] | None = None
     budget: Budget | None = None
+    resharding: list[ReshardPricing] = field(default_factory=list)
     _ops: dict[object, OpChoices] = field(default_factory=dict)
     _restricted_ops: dict[object, OpChoices] = field(default_factory=dict)
     _ops_by_name: dict[str, OpChoices] = field(default_factory=dict)
@@ -132,7 +134,6 @@ class Space:
     _tables: dict[object, tuple[np.ndarray, ...]] = field(default_factory=dict)
     _equal: dict[object, np.ndarray] = field(default_factory=dict)
     _gathers: dict[object, float] = field(default_factory=dict)
-    _prices: list[ReshardPricing] = field(default_factory=list)
     _local: dict[tuple[int, ...], dict[ShardingSpec, tuple[int, ...]]] = field(default_factory=dict)
 
     @property
@@ -406,9 +407,9 @@ class Space:
 
     @property
     def _resharding(self) -> ReshardPricing:
-        if not self._prices:
-            self._prices.append(ReshardPricing(self.machine, self.links))
-        return self._prices[0]
+        if not self.resharding:
+            self.resharding.append(ReshardPricing(self.machine, self.links))
+        return self.resharding[0]
 
     @cached_property
     def links(self) -> tuple[str, ...]:

@@ -134,7 +134,7 @@ def _search_mesh(
     found: SearchResult | None = None
     written = ScheduledBaselines()
     if relaxed is not None and relaxed.scheduled_plan is not None:
-        whole = shared.space("whole", lambda: Space(graph, machine, asked.optimizer, pins))
+        whole = shared.space("whole", lambda: Space(graph, machine, asked.optimizer, pins, resharding=shared.resharding))
         if folding is not None and kept is None:
             found = _search_spread_pins(whole, folding, pins, relaxed.scheduled_plan.assignment, asked, clock, known, written)
             as_good = found is not None and found.seconds <= relaxed.seconds * (1 + GAIN)
@@ -145,7 +145,7 @@ def _search_mesh(
             if begun is not None and begun.interrupted:
                 return begun
     if folding is not None and kept is not None:
-        space = shared.space("folded", lambda: Space(folding.graph, machine, asked.optimizer, kept))
+        space = shared.space("folded", lambda: Space(folding.graph, machine, asked.optimizer, kept, resharding=shared.resharding))
         enumerated = _enumerate_choices(space, asked, clock)
         if not enumerated or _has_too_many_choices(space, asked):
             found = _search_from_merged_axes(space, folding, pins, asked, clock, known, enumerated)
@@ -216,7 +216,7 @@ def _search_whole(
     written: ScheduledBaselines,
 ) -> SearchResult:  # fmt: skip
     """The search with each layer on its own."""
-    space = shared.space("whole", lambda: Space(graph, machine, asked.optimizer, pins))
+    space = shared.space("whole", lambda: Space(graph, machine, asked.optimizer, pins, resharding=shared.resharding))
     enumerated = _enumerate_choices(space, asked, clock)
     if not enumerated or _has_too_many_choices(space, asked):
         found = _search_from_merged_axes(space, None, pins, asked, clock, known, enumerated)
