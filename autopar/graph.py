@@ -207,6 +207,8 @@ class Accumulation:
             proved it says when that holds, if not always.
         divisor: what a mean divides by that each microbatch counts for itself, by its tensor name: its share of the sum over all
             microbatches is then the weight, times ``weight`` and the number of microbatches. It leaves as the output ``DIVISOR``.
+        in_flight: microbatches that are begun and not ended at one time, at most. One runs, the others are between forward and backward.
+            Only a stage of a pipeline that is being planned has several.
     """
 
     microbatches: int = 1
@@ -215,6 +217,7 @@ class Accumulation:
     whole: bool = True
     reason: str = ""
     divisor: str = ""
+    in_flight: int = 1
 
 
 @dataclass(frozen=True, repr=False)

@@ -19,7 +19,7 @@ from autopar.schedule import Instruction, Schedule, memory, simulate
 from autopar.schedule.instructions import BEFORE_ALL
 from autopar.schedule.simulation import makespan
 from autopar.schedule.splitting import find_once_part, find_weight_part
-from autopar.schedule.storages import entering, resting_bytes, storage_bytes
+from autopar.schedule.storages import entering, held_at, held_between_halves, resting_bytes, storage_bytes
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ def measure_stage(schedule: Schedule, optimizer: str, *, split: bool = False) ->
     _, last_backward, last_weights = (_seconds(schedule, span, last) for span in spans)
     last_sent = backward if find_once_part(schedule) < len(items) else last_backward
     return StageCosts(
-        forward, backward, last_backward, schedule.optimizer_seconds(optimizer), held_between(schedule, first, ("input",)),
+        forward, backward, last_backward, schedule.optimizer_seconds(optimizer), held_between_halves(schedule),
         memory(schedule, optimizer).peak, last_sent, weights, last_weights,
-        held_between(schedule, second, ("input", "tangent")) if split else 0, begin, rest_bytes(schedule, optimizer),
+        held_at(schedule, second, ("input", "tangent")) if split else 0, begin, rest_bytes(schedule, optimizer),
     )  # fmt: skip
 
 
@@ -151,21 +151,6 @@ def _seconds(schedule: Schedule, items: Sequence[Instruction], microbatch: int) 
     hardware = schedule.machine.hardware
     run = [item for item in items if item.microbatch <= microbatch and (item.microbatch == BEFORE_ALL) is (microbatch == BEFORE_ALL)]
     return makespan(simulate(run, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps, issue=schedule.machine.issue_seconds))
-
-
-def held_between(schedule: Schedule, place: int, kinds: Collection[str]) -> int:
-    """Bytes of one microbatch before the instruction at ``place``: what those before it make, and the others read.
-
-    Args:
-        kinds: of graph inputs that are received by then.
-    """
-    root, items = schedule.storage, schedule.instructions
-    received = {item.tensor for item in schedule.graph.inputs if item.is_received}
-    arrived = {item.tensor for item in schedule.graph.inputs if item.is_received and item.kind in kinds}
-    came = (entering(schedule).keys() | {root[value] for value in schedule.kept_values}) - received
-    made = {root[value] for value in arrived} | {root[value] for item in items[:place] for value in item.writes}
-    wanted = {root[value] for item in items[place:] if item.kind != "free" for value in item.reads}
-    return sum(storage_bytes(schedule, base) for base in (made & wanted) - came)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 1. The whole microbatch graph is planned on one stage mesh. Its layouts are those in which values cross. Its bound bounds every pipeline.
 2. The chain of units, with their seconds and bytes in that plan, is cut by ``autopar.solvers.pipeline`` within the memory limit.
-3. Each stage is planned as a graph of its own, under the limit that its microbatches in flight leave.
+3. Each stage is planned as a graph of its own, with its microbatches in flight.
 4. With the stages' own figures the timetable is solved once more, and the chain is cut again with units scaled by them. The best is kept.
 5. Pipelines by hand are priced beside it. One that fits and is faster is taken instead.
 """
@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from time import perf_counter
 from typing import NamedTuple
 
 from autopar.cost_models import Machine
@@ -24,18 +23,18 @@ from autopar.pipeline.baselines import PipelineBaseline, PipelineBaselines
 from autopar.pipeline.clock import PipelineTimes, StageCosts, measure_stage, time_pipeline
 from autopar.pipeline.crossing import crossing_pins, crossing_specs, stage_pins, tied_pins, transfer_seconds
 from autopar.pipeline.cutting import STAGE_AXIS, Stages, cut_graph, stage_mesh
-from autopar.pipeline.equal_stages import schedule_for, structure_of
 from autopar.pipeline.layer_tables import LayerTables, measure_layers
 from autopar.pipeline.order_search import choose_order
 from autopar.pipeline.orders import in_flight_of
+from autopar.pipeline.stage_searches import UNLIMITED, StageSearches
 from autopar.pipeline.timetable import Action, stages_split
 from autopar.pipeline_plan import OrderName
 from autopar.schedule import Schedule, memory
 from autopar.schedule.splitting import defer_once, split_backward
-from autopar.search import Progress, SearchResult, Shared, find_plan
-from autopar.search.choices.reshard_tables import ReshardPricing
+from autopar.search import Progress, SearchResult
 from autopar.sharding import ShardingSpec
 from autopar.solvers.pipeline import PipelineProblem, solve_pipeline
+from autopar.solvers.pipeline.bounds import bound_total, bound_total_chunks
 
 MANY = 1 << 16
 """Microbatches of the problem whose bound is that of one: what a step does once then counts for 1/65536 of a microbatch."""
@@ -43,13 +42,6 @@ ROUNDS = 2
 """Times that the chain is cut: the second knows what the stages of the first took."""
 SHORTEST_SECONDS = 1e-12
 """Seconds that a stage is taken to be expected to take, at least: some have nothing but views."""
-SHRINKS = 4
-"""Limits tried for a stage that holds too much with its microbatches in flight, at most. Each falls faster than the one before: where all
-fell alike, four did not reach what 1F1B holds, and 70B on 8 stages took 3.10 s instead of 2.58."""
-STAGE_EFFORT = 0.2
-"""Share of a search's work for one plan of a stage. A stage of 70B in 40 GiB takes 2.16 s with it, 2.12 with 0.25, 2.14 with all."""
-LONGEST_SECONDS, LEAST_SECONDS = 3600.0, 5.0
-"""Seconds that a search has where there is no deadline, and where it has passed: a pipeline needs a plan of each stage."""
 SOLVE_SECONDS = 3.0
 """Work of the pipeline's solver for one cut, in units of about one CPU second."""
 APART_GAIN = 0.05
@@ -176,21 +168,6 @@ def plan_faster_pipeline(graph: Graph, asked: PipelineRequest, seconds: float) -
     return _Planner(graph, asked).plan(seconds)
 
 
-@dataclass
-class _Searched:
-    """The searches of one structure.
-
-    Args:
-        graph, pins: those that were searched, in their own names.
-        found: plans by limit in bytes.
-    """
-
-    graph: Graph
-    pins: Mapping[str, str]
-    shared: Shared
-    found: dict[int, SearchResult] = field(default_factory=dict)
-
-
 class _PlannedCut(NamedTuple):
     """The plans of a cut's stages, before they have an order.
 
@@ -208,17 +185,16 @@ class _Planner:
     def __init__(self, graph: Graph, asked: PipelineRequest) -> None:
         self.graph, self.asked, self.machine = graph, asked, asked.stage_machine
         self.microbatches = graph.microbatches
-        self.resharding: list[ReshardPricing] = []
-        """Prices that all searches share."""
-        self.searched: dict[str, _Searched] = {}
-        """Plans of stages by structure: equal stages share theirs."""
+        self.searches = StageSearches(
+            self.machine, asked.optimizer, asked.recompute, asked.effort, asked.seed, asked.deadline, asked.progress
+        )  # fmt: skip
         self.planned: dict[tuple[str, ...], _PlannedCut] = {}
         """By cut."""
 
     def plan(self, least: float) -> PipelineResult | None:
         """The fastest pipeline found; None where none takes less than ``least`` seconds."""
         many = self.graph.accumulated(replace(self.graph.accumulation, microbatches=MANY, cut=()))
-        whole = self._search(self._start(many, self.asked.pins), 1 << 62, recompute=False)
+        whole = replace(self.searches, recompute=False).plan(many, self.asked.pins, 1, UNLIMITED)
         tables = measure_layers(whole.schedule, self.asked.optimizer)
         if not self.asked.recompute:
             tables = LayerTables(tables.units, tuple(modes[:1] for modes in tables.modes))
@@ -281,18 +257,17 @@ class _Planner:
         return PipelineResult(made.stages, made.cut, found, made.costs, made.order, made.times, made.transfer_seconds, 0.0)
 
     def _bound(self, whole: SearchResult, step: float, *, split: bool) -> float:
-        """Seconds that no pipeline of at most ``step`` seconds takes less than: B4 of the bounds on cuts and orders.
+        """Seconds that no pipeline of at most ``step`` seconds takes less than: see ``solvers.pipeline.bounds``.
 
         Plans of the stages, one after another, are a plan of the whole graph on one stage mesh. Its bound holds for MANY times their
-        seconds and what they do once a step. What a stage does once takes less than the step.
-        ``T >= S / (1 - (1 - 1/m)^p)``. Where gradients of weights may be apart (``split``), or ranks run several stages, a rank works for
-        the whole step at most: ``T >= m S / p``.
+        seconds and what they do once a step. What a stage does once takes less than the step. Where gradients of weights may be apart
+        (``split``), a rank works for the whole step at most: ``T >= m S / p``.
         """
-        count, m = self.asked.positions, self.microbatches
-        one = max(whole.bound_seconds - count * step, 0.0) / MANY
-        if split or self.asked.chunks > 1:
-            return one * m / count
-        return one / (1.0 - (1.0 - 1.0 / m) ** count)
+        positions, chunks, m = self.asked.positions, self.asked.chunks, self.microbatches
+        one = max(whole.bound_seconds - positions * step, 0.0) / MANY
+        if split:
+            return one * m / positions
+        return bound_total(one, positions, m) if chunks == 1 else bound_total_chunks(one, positions, m, chunks)
 
     def _choose_cut(self, tables: LayerTables) -> tuple[str, ...]:
         """The first module of each stage but the first."""
@@ -347,7 +322,7 @@ class _Planner:
             before = [one.schedule.specs for one in found]
             pins = stage_pins(graph, self.graph, self.machine.mesh, self.asked.pins) | crossing_pins(graph, specs)
             pins |= tied_pins(graph, stages, before, self.machine.mesh.sizes)
-            found.append(self._plan_stage(graph, pins, self._in_flight(stages, stage), limit))
+            found.append(self.searches.plan(graph, pins, self._in_flight(stages, stage), limit))
         return found
 
     def _in_flight(self, stages: Stages, stage: int) -> int:
@@ -387,60 +362,6 @@ class _Planner:
         if max(times.peaks) > self.asked.memory_limit:
             return None
         return PipelineResult(stages, cut, tuple(found), tuple(costs), order, times, transfer, 0.0)
-
-    def _plan_stage(self, graph: Graph, pins: Mapping[str, str], in_flight: int, room: int) -> SearchResult:
-        """The plan of a stage that leaves room for the microbatches between their halves: the fastest of all limits tried.
-
-        Args:
-            room: bytes of a rank for the stage.
-        """
-        known = self.searched.setdefault(structure_of(graph, pins), self._start(graph, pins))
-        limit = room
-        for attempt in range(SHRINKS):
-            try:
-                result = self._search(known, limit)
-            except InfeasibleError:  # fewer microbatches in flight may fit
-                if not known.found:
-                    raise
-                break
-            fitting = [one for one in known.found.values() if self._over(one, in_flight, room) <= 0]
-            if fitting:
-                result = min(fitting, key=lambda one: one.seconds)
-                break
-            cost = measure_stage(result.schedule, self.asked.optimizer)
-            rest = cost.peak - result.memory.resting
-            share = max(1.0 - self._over(result, in_flight, room) / max(rest + (in_flight - 1) * cost.held, 1), 0.1)
-            limit = result.memory.resting + int(share ** (1 + attempt) * rest)  # what is held falls more slowly than the peak
-        return self._in_names(result, graph)
-
-    def _over(self, result: SearchResult, in_flight: int, room: int) -> int:
-        """Bytes by which a plan with microbatches in flight exceeds the limit; negative where it fits."""
-        return measure_stage(result.schedule, self.asked.optimizer).peak_with(in_flight) - room
-
-    def _in_names(self, found: SearchResult, graph: Graph) -> SearchResult:
-        """The result in the names of a graph of equal structure."""
-        if found.schedule.graph.sha256 == graph.sha256:
-            return found
-        schedule = schedule_for(graph, found.schedule)
-        return replace(found, schedule=schedule, memory=memory(schedule, found.optimizer), scheduled_plan=None, searched_assignment=None)
-
-    def _start(self, graph: Graph, pins: Mapping[str, str]) -> _Searched:
-        return _Searched(graph, pins, Shared(resharding=self.resharding))
-
-    def _search(self, known: _Searched, limit: int, *, recompute: bool | None = None) -> SearchResult:
-        """The plan within a limit, in bytes. One that was found with more memory serves where it fits: less memory has no faster one."""
-        fitting = [one for more, one in known.found.items() if more >= limit >= one.memory.peak]
-        if fitting:
-            return min(fitting, key=lambda one: one.seconds)
-        if limit not in known.found:
-            asked = self.asked
-            left = LONGEST_SECONDS if asked.deadline is None else max(asked.deadline - perf_counter(), LEAST_SECONDS)
-            known.found[limit] = find_plan(
-                known.graph, self.machine, memory_bytes=limit, optimizer=asked.optimizer, constraints=known.pins,
-                recompute=asked.recompute if recompute is None else recompute, baselines=False, time_limit=left, effort=asked.effort,
-                effort_share=STAGE_EFFORT, seed=asked.seed, progress=asked.progress, shared=known.shared,
-            )  # fmt: skip
-        return known.found[limit]
 
 
 def _units_of(tables: LayerTables, cut: Sequence[str]) -> list[range]:

@@ -13,7 +13,7 @@ from heapq import nsmallest
 from autopar.schedule.array_schedule import Storages, storages_of
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.settings import NAMED_ITEMS
-from autopar.schedule.storages import entering, held_throughout, resting_bytes, states_bytes, storage_bytes
+from autopar.schedule.storages import bytes_of_others, entering, held_throughout, resting_bytes, states_bytes, storage_bytes
 
 STAGING = "staging of "
 """Prefix of the names of a collective's buffers in flight, and of an operator's workspace."""
@@ -55,8 +55,8 @@ def memory(schedule: Schedule, optimizer: str) -> Memory:
     where = schedule.instructions[index].of if index < len(schedule.instructions) else "the optimizer's step"
     biggest = nsmallest(NAMED_ITEMS, ((-size, name) for name, size in {**there, **staging, **parameters}.items()))
     return Memory(
-        best + resting_bytes(schedule, optimizer), sum(parameters.values()), grads, states, best - grads - staged, staged, where,
-        tuple((name, -size) for size, name in biggest),
+        best + resting_bytes(schedule, optimizer), sum(parameters.values()), grads, states,
+        best - grads - staged + bytes_of_others(schedule), staged, where, tuple((name, -size) for size, name in biggest),
     )  # fmt: skip
 
 
@@ -116,4 +116,5 @@ def between(schedule: Schedule, optimizer: str) -> int:
     wanted.update(value for _, value in schedule.outputs)
     came = entering(schedule)
     kept = {root[value] for value in made & wanted} - came.keys()
-    return states_bytes(schedule, optimizer) + sum(came.values()) + sum(storage_bytes(schedule, name) for name in kept)
+    mine = sum(came.values()) + sum(storage_bytes(schedule, name) for name in kept)
+    return states_bytes(schedule, optimizer) + mine + bytes_of_others(schedule)

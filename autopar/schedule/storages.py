@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from autopar import pricing
 from autopar.rules import is_alias, may_write_over
 from autopar.schedule.instructions import Instruction
@@ -28,8 +30,35 @@ def states_bytes(schedule: Schedule, optimizer: str) -> int:
 
 
 def resting_bytes(schedule: Schedule, optimizer: str) -> int:
-    """Bytes of a rank that are there throughout: parameters, buffers, constants and the optimizer's states."""
-    return sum(held_throughout(schedule).values()) + states_bytes(schedule, optimizer)
+    """Bytes of a rank that are there throughout: parameters, buffers, constants, the optimizer's states, and other microbatches."""
+    return sum(held_throughout(schedule).values()) + states_bytes(schedule, optimizer) + bytes_of_others(schedule)
+
+
+def bytes_of_others(schedule: Schedule) -> int:
+    """Bytes of a rank that the other microbatches in flight hold between forward and backward while one runs."""
+    others = schedule.graph.accumulation.in_flight - 1
+    return others * schedule.once(held_between_halves) if others else 0
+
+
+def held_between_halves(schedule: Schedule) -> int:
+    """Bytes of a rank that a microbatch holds between forward and backward."""
+    items = schedule.instructions
+    return held_at(schedule, next((index for index, item in enumerate(items) if item.half == "backward"), len(items)), ("input",))
+
+
+def held_at(schedule: Schedule, place: int, kinds: Collection[str]) -> int:
+    """Bytes of one microbatch before the instruction at ``place``: what those before it make, and the others read.
+
+    Args:
+        kinds: of graph inputs that are received by then.
+    """
+    root, items = schedule.storage, schedule.instructions
+    received = {item.tensor for item in schedule.graph.inputs if item.is_received}
+    arrived = {item.tensor for item in schedule.graph.inputs if item.is_received and item.kind in kinds}
+    came = (entering(schedule).keys() | {root[value] for value in schedule.kept_values}) - received
+    made = {root[value] for value in arrived} | {root[value] for item in items[:place] for value in item.writes}
+    wanted = {root[value] for item in items[place:] if item.kind != "free" for value in item.reads}
+    return sum(storage_bytes(schedule, base) for base in (made & wanted) - came)
 
 
 def staying(schedule: Schedule) -> set[str]:

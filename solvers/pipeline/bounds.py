@@ -11,6 +11,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
+import pulp
+
 from .chain import fits, rooms
 from .problem import Mode, PipelineProblem
 from .settings import SETTINGS
@@ -106,6 +109,31 @@ def bound_total(work: float, devices: int, microbatches: int, share: float = 1.0
     54.86
     """
     return share * work / (1.0 - (1.0 - share / microbatches) ** devices)
+
+
+def bound_total_chunks(work: float, devices: int, microbatches: int, chunks: int) -> float:
+    """The least step of any cut of a chain with ``work`` seconds a microbatch, v chunks a device, chunk c on device c mod p.
+
+    Of the chunks of a device take those from c on. Nothing of them begins before one microbatch has passed the chunks before c, nor ends
+    later than that microbatch's way back takes. So T >= P(c) + m x their work, where P(c) is the work before c. The most work that these
+    rows allow is a linear program. Its multipliers, made feasible, prove the bound.
+
+    >>> round(bound_total_chunks(24.0, 2, 4, 1), 2), round(bound_total_chunks(1.0, 8, 16, 2), 4)
+    (54.86, 2.0933)
+    """
+    count = devices * chunks
+    rows = np.tri(count, k=-1)
+    for chunk in range(count):
+        rows[chunk, chunk::devices] += microbatches
+    problem = pulp.LpProblem("work", pulp.LpMaximize)
+    seconds = [problem.add_variable(f"t{chunk}", 0) for chunk in range(count)]
+    problem += pulp.lpSum(seconds)
+    limits = [pulp.lpSum(share * value for share, value in zip(row, seconds, strict=True) if share) <= 1 for row in rows.tolist()]
+    for limit in limits:
+        problem += limit
+    problem.solve(pulp.HiGHS(msg=False))
+    multipliers = np.abs([limit.pi or 0.0 for limit in limits])
+    return work * float((multipliers @ rows).min() / multipliers.sum())
 
 
 class AllCuts:

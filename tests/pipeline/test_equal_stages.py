@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from autopar.check.pipelines import check_pipeline
-from autopar.graph import Graph
-from autopar.pipeline import cut_graph, planning
+from autopar.errors import InfeasibleError
+from autopar.graph import Accumulation, Graph
+from autopar.pipeline import cut_graph, stage_searches
 from autopar.pipeline.clock import StageCosts
 from autopar.pipeline.equal_stages import schedule_for, structure_of
 from autopar.pipeline.planning import PipelineRequest, plan_pipeline
+from autopar.pipeline.stage_searches import StageSearches
 from autopar.recording.pipelines import record_pipeline
+from autopar.search import find_plan
 from tests.pipeline.models import capture, machine
 
 CUT = ("layers.1", "layers.2", "layers.3")
@@ -30,13 +33,13 @@ def graph_of(model: str) -> Graph:
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     """The graphs that are searched from now on."""
     found: list[Graph] = []
-    search = planning.find_plan
+    search = stage_searches.find_plan
 
     def noting(graph: Graph, *rest: Any, **options: Any) -> Any:
         found.append(graph)
         return search(graph, *rest, **options)
 
-    monkeypatch.setattr(planning, "find_plan", noting)
+    monkeypatch.setattr(stage_searches, "find_plan", noting)
     return found
 
 
@@ -57,7 +60,7 @@ def test_a_schedule_taken_over_is_the_one_that_a_search_finds() -> None:
     graph = graph_of("llama")
     first, second = cut_graph(graph, CUT).graphs[1:3]
     whole, limit = machine("dp=2,tp=2", stress=True), 1 << 40
-    one, other = (planning.find_plan(each, whole, memory_bytes=limit, baselines=False, effort="low").schedule for each in (first, second))
+    one, other = (find_plan(each, whole, memory_bytes=limit, baselines=False, effort="low").schedule for each in (first, second))
     assert str(schedule_for(second, one)) == str(other) and first.sha256 != second.sha256
 
 
@@ -85,21 +88,41 @@ def test_pins_are_part_of_the_structure() -> None:
     assert structure_of(first, {one: "R"}) == structure_of(second, {other: "R"}) != structure_of(first, {one: "S0"})
 
 
-def test_limits_fall_until_the_microbatches_in_flight_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan that fills its limit, and holds a fifth of it and 4 bytes for each of five microbatches: a limit of 30 does, 31 does not."""
-    graph, tried = graph_of("llama"), list[int]()
+def figures(seconds: float, peak: int, held: int) -> Any:
+    """A plan, and what it holds, in the place of its schedule."""
+    return SimpleNamespace(seconds=seconds, schedule=StageCosts(1.0, 1.0, 1.0, 0.0, held, peak, 1.0), optimizer="adamw")
 
-    def search(self: Any, known: Any, limit: int) -> Any:
-        tried.append(limit)
-        known.found[limit] = SimpleNamespace(schedule=limit, seconds=1 / limit, memory=SimpleNamespace(resting=10))
-        return known.found[limit]
 
-    def measure(schedule: int, optimizer: str) -> StageCosts:
-        return StageCosts(1.0, 1.0, 1.0, 0.0, schedule // 5 + 4, schedule, 1.0)
+@pytest.mark.parametrize(
+    ("plans", "searched", "fastest"),
+    [
+        ({1: (1.0, 30, 5)}, [1], 1.0),
+        ({1: (1.0, 30, 11), 5: (1.2, 30, 5)}, [1, 5], 1.2),
+        ({1: (1.0, 30, 50), 5: None, 2: (1.3, 30, 10)}, [1, 5, 2], 1.3),
+        ({1: (1.0, 70, 60), 5: None, 2: None}, [1, 5, 2], 1.0),
+    ],
+    ids=("it fits", "for five", "for two", "for one"),
+)  # fmt: skip
+def test_a_stage_is_searched_for_as_many_microbatches_as_fit(
+    plans: dict[int, Any], searched: list[int], fastest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Five of them in 70 bytes. With 40 bytes nothing is searched again that fits."""
+    tried = list[int]()
 
-    monkeypatch.setattr(planning._Planner, "_search", search)
-    monkeypatch.setattr(planning._Planner, "_in_names", lambda self, found, graph: found)
-    monkeypatch.setattr(planning, "measure_stage", measure)
-    planner = planning._Planner(graph, planning.PipelineRequest(machine("pp=2,dp=2"), 70))
-    found: Any = planner._plan_stage(graph, {}, 5, 70)
-    assert len(tried) <= planning.SHRINKS and measure(found.schedule, "").peak_with(5) <= 70 < measure(tried[0], "").peak_with(5)
+    def search(graph: Graph, *rest: Any, **options: Any) -> Any:
+        tried.append(graph.accumulation.in_flight)
+        if plans[tried[-1]] is None:
+            raise InfeasibleError("nothing fits", "")
+        return figures(*plans[tried[-1]])
+
+    monkeypatch.setattr(stage_searches, "find_plan", search)
+    monkeypatch.setattr(stage_searches, "replace", lambda value, **to: replace(value, **to) if isinstance(value, Accumulation) else value)
+    monkeypatch.setattr(stage_searches, "memory", lambda schedule, optimizer: None)
+    monkeypatch.setattr(StageSearches, "_in_names", lambda self, found, graph: found)
+    monkeypatch.setattr(StageSearches, "_reorder", lambda self, found, in_flight, room: None)
+    monkeypatch.setattr(stage_searches, "measure_stage", lambda schedule, optimizer: schedule)
+    known = StageSearches(machine("dp=2"), "adamw", True, "low", 0, None, None)
+    assert known.plan(graph_of("llama"), {}, 5, 70).seconds == fastest and tried == searched
+    assert known.plan(graph_of("llama"), {}, 1, 70).seconds == 1.0 and tried == searched, "known by now"
+    if plans[1][1] <= 40:
+        assert known.plan(graph_of("llama"), {}, 1, 40).seconds == 1.0 and tried == searched, "found within more memory"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autopar.schedule import Assignment, Memory, Schedule
@@ -109,6 +109,14 @@ class Shared:
     def without_pins(self) -> Shared:
         """What the searches without the user's pins share."""
         return Shared(resharding=self.resharding)
+
+    def with_in_flight(self, count: int) -> Shared:
+        """What searches of the same graph with ``count`` microbatches in flight may take over: all but models and plans."""
+        found = Shared(resharding=self.resharding)
+        for kind, space in self.spaces.items():
+            made = replace(space.graph.accumulation, in_flight=count)
+            found.spaces[kind] = replace(space, graph=space.graph.accumulated(made))
+        return found
 
     def space(self, kind: str, make: Callable[[], Space]) -> Space:
         """The space of a kind, made once."""

@@ -10,6 +10,8 @@ time exactly one version of a storage counts, by the node that knows its spec. T
 - the version that backward keeps;
 - the version that all microbatches read, of the result of an operator that runs once a step.
 
+Of a stage with several microbatches in flight, what lives between forward and backward counts once more throughout for each of the others.
+
 Of a view that repeats only what memory has of it counts, in whatever version: a reshard of it has more, which pairs know.
 
 An operator holds its workspace during its first run. Stored tensors (parameters, buffers, arguments) count throughout. While one is read,
@@ -53,14 +55,17 @@ def add_memory_items(model: Model, times: Mapping[str, int]) -> None:
         _add_stored(model, item.tensor, covered, end)
         _add_gathered(model, item.tensor, members[item.tensor])
         _add_spans(model, members[item.tensor], covered)
+    covered_by: dict[str, list[tuple[int, int]]] = {}
     for root, tensors in members.items():
         if root in graph.producer:
             lives = [life for tensor in tensors for life in leaving.get(tensor, ())]
             lives += [life for tensor in tensors for life in _read_lifetimes(model, tensor, viewed=True)]
             lives += [life for tensor in tensors for life in _other_lifetimes(model, tensor, times)]
-            covered = _add_uncovered(model, lives)
-            _add_spans(model, tensors, covered)
-            _add_kept(model, root, covered, end)
+            covered_by[root] = _add_uncovered(model, lives)
+            _add_spans(model, tensors, covered_by[root])
+    _add_others_in_flight(model, times, end)
+    for root, covered in covered_by.items():
+        _add_kept(model, root, covered, end)
     for op in graph.ops:
         node = model.nodes[model.node_number["op", op.name]]
         for items, strategy in zip(node.items, model.space.op_choices(op).strategies, strict=True):
@@ -76,6 +81,27 @@ def _add_spans(model: Model, tensors: Sequence[str], covered: Sequence[tuple[int
             node = model.nodes[saved]
             for items, span, local in zip(node.items, node.spans, model.space.stored_bytes(tensor, node.specs), strict=True):
                 items.extend((first, last, local) for first, last in _subtract(span, covered))
+
+
+def _add_others_in_flight(model: Model, times: Mapping[str, int], end: int) -> None:
+    """Adds, throughout, what other microbatches in flight hold between forward and backward: of each choice what lives across the border.
+
+    What the last operator of forward makes and the first of backward reads is left out.
+    """
+    graph = model.space.graph
+    others, border = graph.accumulation.in_flight - 1, min((times[op.name] for op in graph.ops if op.phase == "backward"), default=end)
+    if not others:
+        return
+    for node in model.nodes:
+        for items in node.items if node.kind not in ("input", "output") else ():
+            size = sum(size for begin, last, size in items if begin < border < last)
+            if size:
+                items.append((0, end, others * size))
+    for item in graph.inputs:
+        if item.is_received and any(reader.phase == "backward" for reader in model.sites[item.tensor].readers):
+            home = model.nodes[model.node_number["input", item.tensor]]
+            for items, size in zip(home.items, model.space.stored_bytes(item.tensor, home.specs), strict=True):
+                items.append((0, end, others * size))
 
 
 def _add_kept(model: Model, tensor: str, covered: Sequence[tuple[int, int]], end: int) -> None:

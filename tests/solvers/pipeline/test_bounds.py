@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 
 import pytest
 from hypothesis import given, settings
 
 from autopar.solvers.pipeline import Mode, PipelineProblem, solve_pipeline
-from autopar.solvers.pipeline.bounds import AllCuts, bound_cut, bound_memory, bound_sections, bound_total, bound_trips, round_up, step_unit
+from autopar.solvers.pipeline.bounds import (
+    AllCuts,
+    bound_cut,
+    bound_memory,
+    bound_sections,
+    bound_total,
+    bound_total_chunks,
+    bound_trips,
+    round_up,
+    step_unit,
+)
 from autopar.solvers.pipeline.chain import make_chain
 from autopar.solvers.pipeline.exact_orders import OrderSearch
 from autopar.solvers.pipeline.intervals import Intervals
-from tests.solvers.pipeline.problems import all_cuts, shortest_order
+from tests.solvers.pipeline.problems import all_cuts, shortest_order, shortest_step
 from tests.strategies import pipelines
 
 
@@ -95,6 +106,21 @@ def test_each_bound_is_the_larger_somewhere():
 def test_the_closed_form_of_all_cuts(layers, devices, bound):
     assert bound_total(3.0 * layers, devices, 4) == pytest.approx(bound, abs=0.005)
     assert bound_total(3.0 * layers, devices, 4) <= AllCuts(equal(layers, devices, 4)).bound()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_bound_with_chunks_is_below_every_cut_and_order(seed):
+    chance = random.Random(seed)
+    devices = chance.randint(1, 2)
+    layers = tuple((Mode(chance.randint(0, 3), chance.randint(0, 4)),) for _ in range(chance.randint(2 * devices, 5)))
+    problem = PipelineProblem(layers, devices, chance.randint(1, 3), chunks=2)
+    work = sum(mode.forward + mode.backward for (mode,) in layers)
+    assert bound_total_chunks(work, devices, problem.microbatches, 2) <= shortest_step(problem) * (1 + 1e-9)
+
+
+def test_the_bound_with_chunks_is_that_without_where_there_is_one_and_more_than_a_share_of_the_work():
+    assert bound_total_chunks(3.0, 8, 16, 1) == pytest.approx(bound_total(3.0, 8, 16))
+    assert 16 * 3.0 / 8 < bound_total_chunks(3.0, 8, 16, 4) < bound_total_chunks(3.0, 8, 16, 2) < bound_total(3.0, 8, 16)
 
 
 def test_steps_are_multiples_of_a_unit():
