@@ -33,7 +33,7 @@ from autopar.runtime.compiling import (
     start_process_group,
 )
 from autopar.runtime.exporting import AGAIN, CONSTANT, PLAN, SCHEMA, open_shards, sha256_of, shard_name, stage_prefix
-from autopar.runtime.groups import team_of
+from autopar.runtime.groups import Team, team_of
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.pipeline_module import PipelineModule, place_ranks, run_stages, whole_mesh
 from autopar.runtime.pipeline_programs import PipelinePrograms
@@ -83,9 +83,10 @@ def load_program(
     else:
         check_mesh(mesh, machine_of(plan).mesh)
     team, where, planned = team_of(mesh), find_device(device), machine_of(plan).mesh
-    place = Place(planned, device_mesh_of(planned, where) if mesh is None else mesh, team, where)
     schedule, shards = together(lambda: (replay(plan, graph_of(plan)), _read(place_of, team.rank, where)), team)
+    _check_program(shards.program, team)
     check_agreement(schedule, team)
+    place = Place(planned, device_mesh_of(planned, where) if mesh is None else mesh, team, where)
     call, inputs = CallTree(schedule.graph.arguments, None), inputs or plan.model.inputs or "global"
     step = bind_step(schedule, shards.constants(""), call, place, inputs, True, execute)
     step = replace(step, outputs=outputs)
@@ -102,10 +103,7 @@ def _load_pipeline(folder: Path, device: str | torch.device | None) -> PipelineM
     start_process_group(whole_mesh(plan))
     where, team = find_device(device), team_of(None)
     replayed, shards = together(lambda: (recorded_pipeline(plan), _read(folder, team.rank, where)), team)
-    programs = everyones(shards.program, team)
-    if len(set(programs)) > 1:
-        other = next(rank for rank, one in enumerate(programs) if one != programs[0])
-        raise MismatchError(f"ranks 0 and {other} have programs of different exports", "give every rank the files of one export")
+    _check_program(shards.program, team)
     ranks, groups, place = place_ranks(replayed, whole_mesh(plan), where)
     split, call = stages_split(replayed.order), CallTree(plan.model.arguments, None)
 
@@ -119,6 +117,14 @@ def _load_pipeline(folder: Path, device: str | torch.device | None) -> PipelineM
         running.main, tuple(part.training for part in tree.modules()), plan=plan, running=running, absent={}, bind_stage=None
     )  # fmt: skip
     return PipelineModule(tree, planned, plan, set(), running)
+
+
+def _check_program(program: str, team: Team) -> None:
+    """Compares the hash of the whole, which programs without stages do not have. Collective. Raises MismatchError on every rank."""
+    programs = everyones(program, team)
+    other = next((rank for rank, one in enumerate(programs) if one != programs[0]), None)
+    if other is not None:
+        raise MismatchError(f"ranks 0 and {other} have programs of different exports", "give every rank the files of one export")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from autopar.runtime import export_program, load_safetensors
 from autopar.runtime.pipelines import simulate_pipeline
 from autopar.runtime.placement import gather
 from autopar.sharding import ShardingSpec
+from benchmarks.models import stressed
 from tests.pipeline.models import MODELS, build, capture, values_of
 from tests.pipeline.test_evaluation import dropping
 from tests.pipeline.test_training import plan_of
@@ -109,6 +110,12 @@ def train(module: nn.Module, args: tuple[Tensor, ...]) -> list[Any]:
     return found
 
 
+def absent(module: nn.Module, plan: PipelinePlan) -> list[str]:
+    """The names of the whole model's that are None on this rank."""
+    parts = [(name, *name.rpartition(".")[::2]) for name in sorted(plan.model_names())]
+    return [name for name, path, last in parts if getattr(module.get_submodule(path), last) is None]
+
+
 def equal(one: Any, other: Any) -> bool:
     """Bit for bit, with the same names."""
     if isinstance(one, dict):
@@ -139,7 +146,7 @@ def test_a_loaded_pipeline_is_the_compiled_one(
 
     def run(rank: int) -> tuple[bool, bool, list[str], bool]:
         module, compiled = autopar.load_program(tmp_path / "program"), autopar.compile_pipeline(model, plan)
-        names = [list(dict(one.named_parameters())) + sorted(one.state_dict()) for one in (module, compiled)]
+        names = [list(dict(one.named_parameters())) + sorted(one.state_dict()) + absent(one, plan) for one in (module, compiled)]
         copied = copy.deepcopy(module)
         alike = equal(train(module, args), train(compiled, args)) and equal(module.state_dict(), compiled.state_dict())
         with torch.no_grad():
@@ -212,7 +219,7 @@ def folders(tmp_path: Path) -> Callable[[str], Path]:
 
 
 def test_what_is_not_one_export_is_refused(folders: Callable[[str], Path], tmp_path: Path) -> None:
-    model, _ = build("masked")
+    model, args = build("masked")
     swapped, lacking, torn, edited = map(folders, ("swapped", "lacking", "torn", "edited"))
     shutil.copy(swapped / "rank-00000.safetensors", swapped / "rank-00001.safetensors")
     (lacking / "rank-00001.safetensors").unlink()
@@ -222,10 +229,11 @@ def test_what_is_not_one_export_is_refused(folders: Callable[[str], Path], tmp_p
     with torch.no_grad():
         model.head.weight[0, 0] += 1.0
     export_program(plan_of("masked", "pp=2"), model, tmp_path / "other")
+    export_program(autopar.plan(model, args, mesh={"dp": 2}, hardware=stressed(), effort="low"), model, tmp_path / "unstaged")
 
     def run(rank: int) -> dict[str, str]:
         given = {name: tmp_path / name for name in ("swapped", "lacking", "torn", "edited")}
-        mixed = {"mixed": tmp_path / ("other" if rank else "program"), "absent": tmp_path / "absent"}
+        mixed = {name: tmp_path / (name if rank else "program") for name in ("other", "unstaged")} | {"absent": tmp_path / "absent"}
         found = {name: refused(lambda folder=folder: autopar.load_program(folder)) for name, folder in {**given, **mixed}.items()}
         found["options"] = refused(lambda: autopar.load_program(tmp_path / "program", execute="graph"))
         return found | {"again": refused(lambda: autopar.load_program(tmp_path / ("again" if rank else "program")))}
@@ -237,7 +245,7 @@ def test_what_is_not_one_export_is_refused(folders: Callable[[str], Path], tmp_p
         assert all(found[name].startswith("rank 1 refuses: ") is (rank == 0) for name in ("swapped", "lacking", "torn"))
         assert "were written for another plan than its plan.json" in found["edited"]
         words = "ranks 0 and 1 have programs of different exports\nhint: give every rank the files of one export"
-        assert found["mixed"] == words and found["again"] == "no error", "the same weights written again are the same program"
+        assert found["other"] == found["unstaged"] == words and found["again"] == "no error", "the same weights written again are the same program"
         assert "there is no program in" in found["absent"]
         assert found["options"].startswith("a pipeline's program is loaded without execute\nhint: leave execute out")
 
