@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from autopar.cli.files import read_plan
+from autopar.cli.files import read_pipeline, read_plan
 from autopar.seeds import check_seed
 
 
@@ -20,7 +20,7 @@ def export(
     weights: Annotated[list[Path] | None, typer.Option(help="a safetensors file of the model's weights; may be repeated")] = None,
     seed: Annotated[int, typer.Option(help="of a built-in model's weights, where no file has them")] = 0,
 ) -> None:
-    read = read_plan(plan)
+    read = read_pipeline(plan) or read_plan(plan)
     import torch
 
     from autopar.cli.target import load_target
@@ -29,4 +29,4 @@ def export(
     torch.manual_seed(check_seed(seed))
     found = load_target(target, read.model.mode, device="meta" if weights else "cpu")
     export_program(read, found.model, output, loss=found.loss, weights=weights or ())
-    print(f"wrote {output}: autopar.load_program({str(output)!r}) runs it on {math.prod(read.sizes)} ranks", file=sys.stderr)
+    print(f"wrote {output}: autopar.load_program({str(output)!r}) runs it on {math.prod(read.mesh.values())} ranks", file=sys.stderr)

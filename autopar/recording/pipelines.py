@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.errors import MismatchError, ScheduleError
-from autopar.graph import DTYPE_BYTES, Accumulation, Graph
+from autopar.graph import DTYPE_BYTES, Accumulation, Graph, GraphInput, GraphOutput, Op, Tensor
 from autopar.pipeline import Action, Stages, cut_graph
-from autopar.pipeline.clock import recorded_order
+from autopar.pipeline.clock import recorded_order, recorded_stages
 from autopar.pipeline.planning import PipelineRequest, PipelineResult
 from autopar.pipeline.timetable import problems_of, stages_split, write_order, write_turns
 from autopar.pipeline_plan import BoundaryPlan, CallInput, PipelinePlan, StagePlan
-from autopar.recording.replaying import plain, replay
+from autopar.recording.replaying import graph_of, plain, replay
 from autopar.recording.writing import PROOF, record, torch_version
 from autopar.rows import AccumulationPlan, BaselinePlan, CreatedBy, Model, Objective
 from autopar.schedule import Schedule
@@ -134,10 +134,42 @@ def replay_pipeline(plan: PipelinePlan, graph: Graph) -> ReplayedPipeline:
     graph = graph.accumulated(_accumulation(plan, graph))
     if graph.sha256 != plan.model.graph_sha256:
         raise MismatchError("the plan was made for another model", "plan this model again, with the same inputs, mode and loss=")
+    _check_places(plan)
+    return _replay_stages(plan, graph, cut_graph(graph, plan.cut, plan.positions))
+
+
+def recorded_pipeline(plan: PipelinePlan) -> ReplayedPipeline:
+    """The same without the model: the stages' graphs as the plan holds them (``graph_of``), the whole one as one operator, the call.
+
+    Raises:
+        MismatchError: the plan was edited into something that cannot be run; names the first difference.
+    """
+    _check_places(plan)
+    stages = replace(recorded_stages(plan), graphs=tuple(graph_of(row.plan) for row in plan.stages), tied=plan.tied)
+    return _replay_stages(plan, _call_of(plan, stages), stages)
+
+
+def _call_of(plan: PipelinePlan, stages: Stages) -> Graph:
+    """What a call takes and gives, with one operator between: a microbatch's inputs by their names, and the loss."""
+    last, loss = next(graph for graph in stages.graphs if graph.loss is not None), GraphOutput("output:loss", "output", "loss")
+    made = last.tensors[last.outputs[last.loss or 0].tensor]
+    given = {name: Tensor(name, row.shape, row.dtype) for name, row in plan.inputs.items()}
+    graph = Graph(
+        "train", {**given, loss.tensor: replace(made, name=loss.tensor)}, tuple(GraphInput(name, "input", name) for name in given),
+        (Op("pipeline", "pipeline", tuple(given), (loss.tensor,)),), (loss,), arguments=plan.model.arguments,
+    )  # fmt: skip
+    return replace(graph, accumulation=replace(_accumulation(plan, graph), divisor=""))
+
+
+def _check_places(plan: PipelinePlan) -> None:
+    """Raises MismatchError: stages that are not on the plan's ranks."""
     if plan.chunks * plan.positions != len(plan.stages) or (plan.turns is None) is not (plan.chunks == 1):
         message = f"{len(plan.stages)} stages on {plan.positions} positions{', without turns' * (plan.turns is None)}"
         raise MismatchError(f"{message} cannot be run", "undo the edit, or plan again")
-    stages = cut_graph(graph, plan.cut, plan.positions)
+
+
+def _replay_stages(plan: PipelinePlan, graph: Graph, stages: Stages) -> ReplayedPipeline:
+    """The schedules of the stages, and the timetable. Raises as ``replay_pipeline``."""
     order = recorded_order(plan)
     for words in problems_of(order, stages, plan.microbatches):
         raise MismatchError(f"the timetable cannot be run: {words}", "undo the edit, or plan again")

@@ -37,10 +37,12 @@ matrix_steps        matrices made orthogonal whole, for Muon, by the ranks that 
 optimizers          float32 master weights beside half-precision parameters
 compiling           plan -> module
 exporting           programs in a folder: the plan and each rank's shards
+exported            such a program run, of a pipeline too
 """
 
 from autopar.runtime.compiling import compile_plan, compile_schedule
-from autopar.runtime.exporting import export_program, load_program, load_safetensors
+from autopar.runtime.exported import load_program
+from autopar.runtime.exporting import export_program, load_safetensors
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.optimizers import MasterWeights
 from autopar.runtime.placement import from_placements, to_placements

@@ -34,7 +34,7 @@ from autopar.runtime.module import ShardedModule
 from autopar.runtime.programs import Programs
 from autopar.runtime.settings import Settings, held_by
 from autopar.runtime.steps import Step, check_gradient_specs
-from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_tensors, shard_weights
+from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_specs, own_tensors, shard_weights
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed
 from autopar.torch_compat import checkpoint_in_chunks, flatten_axes, forward_of, lay_by_parts, step_whole_matrices, teach_dtensors
@@ -257,11 +257,7 @@ def compile_schedule(
         return replace(made, left=captured.left, read=captured.read, outputs=outputs)
 
     step = bound(Capture(graph, constants, left, result, read or {}), schedule)
-    specs = {
-        item.name: item.own_spec(schedule.specs[item.tensor], machine.mesh.sizes)
-        for item in graph.inputs if item.kind in ("parameter", "buffer")
-    }  # fmt: skip
-    sharded, empty = shard_weights(model, specs, place)
+    sharded, empty = shard_weights(model, own_specs([schedule]), place)
     initialise(model, sharded, empty, init, seed, place)
     still = {name for name, _, _, tensor in own_tensors(model) if id(tensor) in empty}
     tree = copy_tree(model, sharded)

@@ -1,9 +1,10 @@
 """Programs in a folder: what each rank runs and the shards of its weights, to be run without the model's code or a capture.
 
-    plan.json                  the plan; its schedule is the program, the same on all ranks
+    plan.json                  the plan; its schedule is the program, the same on all ranks. A pipeline's has one a stage, and the timetable
     rank-00000.safetensors     one file a rank: its parts of parameters, buffers and constants; in the metadata, what each is
 
-Every file names the hash of the plan that it belongs to, so that a folder in which one was changed is refused.
+Every file names the hash of the plan that it belongs to, so that a folder in which one was changed is refused. A rank of a pipeline has
+the parameters that its stages read, and all buffers. Each of its files names the hash of the whole too, of the plan and all ranks' parts.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,87 +23,77 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
+from autopar.cost_models import Mesh
 from autopar.errors import FileError, MismatchError, UsageError
-from autopar.files import check_path, umask
+from autopar.files import umask
+from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
-from autopar.recording import graph_of, load, machine_of, replay
-from autopar.rows import Inputs, Outputs
-from autopar.runtime.agreement import check_agreement, together
-from autopar.runtime.calls import CallTree
-from autopar.runtime.compiling import (
-    Execute,
-    bind_step,
-    check_mesh,
-    check_parameters,
-    check_torch,
-    device_mesh_of,
-    find_device,
-    join_launched,
-    rebuild,
-    start_process_group,
-)
-from autopar.runtime.groups import team_of
+from autopar.runtime.agreement import hash_of
+from autopar.runtime.compiling import check_parameters, check_torch, rebuild
 from autopar.runtime.module import ShardedModule
+from autopar.runtime.pipeline_module import capture_pipeline, check_trains
 from autopar.runtime.placement import from_placements, local_part
-from autopar.runtime.programs import Programs
-from autopar.runtime.weights import Place, has_no_values, own_tensors
+from autopar.runtime.weights import has_no_values, own_specs, own_tensors
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
 
 SCHEMA = "autopar.program/1"
 PLAN = "plan.json"
 AGAIN = "write the folder again with autopar export"
+CONSTANT = "constant:"
+"""What the name of a constant begins with, in files whose other names are the model's."""
 Part = Callable[[ShardingSpec, int], torch.Tensor]
 """A tensor's part by spec and rank."""
 
 
+@dataclass
+class Share:
+    """What the ranks of one stage hold, or those of all stages at one position: each tensor in words, and its part by rank.
+
+    Args:
+        mesh: of these ranks.
+    """
+
+    mesh: Mesh
+    described: dict[str, dict[str, Any]] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
+
+    def of(self, rank: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """The parts of a rank of ``mesh``, by name, each made or read as it is asked for."""
+        return ((name, part(ShardingSpec.parse(self.described[name]["spec"]), rank)) for name, part in self.parts.items())
+
+
 def export_program(
-    plan: Plan, model: nn.Module, folder: str | os.PathLike[str], *, loss: Callable[..., Any] | None = None, weights: Sequence[Path] = ()
-) -> None:
+    plan: Plan | PipelinePlan, model: nn.Module, folder: str | os.PathLike[str], *, loss: Callable[..., Any] | None = None,
+    weights: Sequence[Path] = (),
+) -> None:  # fmt: skip
     """Writes the plan and every rank's shards into ``folder``, whole or not at all. No processes are started.
 
     Args:
+        plan: of a pipeline too.
         model: the planned model; where it has no values, ``weights`` must have them.
         loss: as planned.
         weights: safetensors files by the model's names, read block by block, so that a large model is never whole in memory.
 
     Raises:
-        UsageError: the folder holds something, or a weight has no values. MismatchError: the plan is not for this model.
+        UsageError: the folder holds something, a weight has no values, or a rank of a pipeline has no parameter that trains.
+        MismatchError: the plan is not for this model.
     """
     target = Path(folder)
     _check_free(target)
     check_torch(plan)
-    check_parameters(model, plan)
-    captured, schedule = rebuild(model, plan, loss=loss or plan.loss)
-    mesh, stored = machine_of(plan).mesh, _Stored(weights)
-    specs = {name: ShardingSpec.parse(spec.spec) for kind, name, spec in plan.entering if kind in ("parameter", "buffer")}
-    described: dict[str, dict[str, Any]] = {}
-    parts: dict[str, Part] = {}
-    named: dict[int, list[str]] = {}
-    for name, _, _, tensor in sorted(own_tensors(model), key=lambda item: item[0] not in specs):
-        named.setdefault(id(tensor), []).append(name)
-    for name, owner, last, tensor in own_tensors(model):
-        if name != named[id(tensor)][0]:
-            continue
-        file = next((other for other in named[id(tensor)] if other in stored), None)
-        spec = specs.get(name, ShardingSpec.replicated(tensor.dim()))
-        kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-        described[name] = {"kind": kind, "trained": tensor.requires_grad, "aliases": named[id(tensor)][1:]}
-        described[name] |= {"shape": list(tensor.shape), "spec": str(spec), "persistent": last not in owner._non_persistent_buffers_set}
-        parts[name] = _of(name, tensor, mesh) if file is None else stored.part(file, tensor, mesh)
-    for item in schedule.graph.of_kind("constant"):
-        tensor, spec = captured.constants[item.name], schedule.specs[item.tensor]
-        described[f"constant:{item.tensor}"] = {"kind": "constant", "shape": list(tensor.shape), "spec": str(spec)}
-        parts[f"constant:{item.tensor}"] = _of(item.name, tensor, mesh)
+    shares = _share_out(plan, model, loss or plan.loss, _Stored(weights))
+    ranks = [(share, rank) for share in shares for rank in range(share.mesh.ranks)]
     made = Path(tempfile.mkdtemp(dir=target if target.is_dir() else _parent(target), prefix=f".{target.name}."))
     try:
         plan.save(made / PLAN)
-        metadata = {"schema": SCHEMA, "plan_sha256": _sha256(made / PLAN), "tensors": json.dumps(described)}
-        for rank in range(mesh.ranks):
-            shards = {name: part(ShardingSpec.parse(described[name]["spec"]), rank) for name, part in parts.items()}
-            save_file(shards, made / _shard(rank), {**metadata, "rank": str(rank)})
+        metadata = {"schema": SCHEMA, "plan_sha256": sha256_of(made / PLAN)}
+        if isinstance(plan, PipelinePlan):
+            metadata["program_sha256"] = _hash_whole(metadata["plan_sha256"], ranks)
+        for rank, (share, place) in enumerate(ranks):
+            described = json.dumps(share.described)
+            save_file(dict(share.of(place)), made / shard_name(rank), {**metadata, "tensors": described, "rank": str(rank)})
         for written in made.iterdir():
             written.chmod(0o666 & ~umask())
         if target.is_dir():
@@ -118,63 +109,68 @@ def export_program(
         shutil.rmtree(made, ignore_errors=True)
 
 
-EXPORTED = "give the folder that autopar export wrote"
+def _share_out(plan: Plan | PipelinePlan, model: nn.Module, loss: Callable[..., Any] | None, stored: _Stored) -> list[Share]:
+    """What ranks hold, for each position along the axis of stages; of a plan without stages there is one."""
+    if isinstance(plan, PipelinePlan):
+        captured, replayed = capture_pipeline(model, plan, loss)
+        check_trains(replayed)
+        stages = [replayed.stages.at(position) for position in range(plan.positions)]
+        own = [{stage_prefix(stage): replayed.schedules[stage] for stage in mine} for mine in stages]
+        return [_share_of(model, schedules, captured.constants, stored, staged=True) for schedules in own]
+    check_parameters(model, plan)
+    captured, schedule = rebuild(model, plan, loss=loss)
+    return [_share_of(model, {"": schedule}, captured.constants, stored, staged=False)]
 
 
-def load_program(
-    folder: str | os.PathLike[str],
-    *,
-    mesh: DeviceMesh | None = None,
-    inputs: Inputs | None = None,
-    outputs: Outputs = "placed",
-    device: str | torch.device | None = None,
-    execute: Execute = "eager",
-) -> ShardedModule:
-    """This rank's program from a folder that ``autopar export`` wrote: a module that runs the planned call, and trains if that was planned.
+def _share_of(
+    model: nn.Module, schedules: Mapping[str, Schedule], constants: Mapping[str, torch.Tensor], stored: _Stored, *, staged: bool
+) -> Share:  # fmt: skip
+    """What the ranks that run these schedules hold.
 
     Args:
-        mesh, inputs, outputs, device, execute: as for ``compile_plan``.
-
-    Raises:
-        FileError: a file that is missing or not what was written. MismatchError: another torch or mesh, or files not of one export.
+        schedules: by what the names of their constants begin with.
+        staged: whether parameters that none of them reads are left to the ranks of other stages.
     """
-    check_path(folder, "the program", EXPORTED)
-    place_of = Path(folder)
-    if not (place_of / PLAN).is_file():
-        raise FileError(f"there is no program in {folder!s}: it has no {PLAN}", EXPORTED)
-    plan = load(place_of / PLAN)
-    check_torch(plan)
-    join_launched()
-    if mesh is None:
-        start_process_group(machine_of(plan).mesh)
-    else:
-        check_mesh(mesh, machine_of(plan).mesh)
-    team, where, planned = team_of(mesh), find_device(device), machine_of(plan).mesh
-    place = Place(planned, device_mesh_of(planned, where) if mesh is None else mesh, team, where)
-    schedule, tree, constants = together(lambda: _assembled(place_of, plan, place), team)
-    check_agreement(schedule, team)
-    call, inputs = CallTree(schedule.graph.arguments, None), inputs or plan.model.inputs or "global"
-    step = bind_step(schedule, constants, call, place, inputs, True, execute)
-    step = replace(step, outputs=outputs)
-    return ShardedModule(tree, Programs(step, tuple(part.training for part in tree.modules())), plan)
-
-
-def _assembled(folder: Path, plan: Plan, place: Place) -> tuple[Schedule, nn.Module, dict[str, torch.Tensor]]:
-    """The schedule, a tree of plain modules that holds this rank's weights, and its constants."""
-    schedule = replay(plan, graph_of(plan))
-    described, shards = _read(folder, place)
-    tree, constants = nn.Module(), {}
-    for name, row in described.items():
-        spec, local = ShardingSpec.parse(row["spec"]), shards[name]
-        if row["kind"] == "constant":
-            constants[name.removeprefix("constant:")] = local
+    share, specs = Share(next(iter(schedules.values())).machine.mesh), own_specs(schedules.values())
+    named: dict[int, list[str]] = {}
+    for name, _, _, tensor in sorted(own_tensors(model), key=lambda item: item[0] not in specs):
+        named.setdefault(id(tensor), []).append(name)
+    for name, owner, last, tensor in own_tensors(model):
+        is_parameter = isinstance(tensor, nn.Parameter)
+        if name != named[id(tensor)][0] or (staged and is_parameter and name not in specs):
             continue
-        tensor: torch.Tensor = place.dtensor(local, spec, row["shape"])
-        tensor = nn.Parameter(tensor, requires_grad=row["trained"]) if row["kind"] == "parameter" else tensor
-        for path in (name, *row["aliases"]):
-            _put(tree, path, tensor, row.get("persistent", True))
-    tree.train(plan.model.mode == "train")
-    return schedule, tree, constants
+        file = next((other for other in named[id(tensor)] if other in stored), None)
+        spec = specs.get(name, ShardingSpec.replicated(tensor.dim()))
+        share.described[name] = {
+            "kind": "parameter" if is_parameter else "buffer", "trained": tensor.requires_grad, "aliases": named[id(tensor)][1:],
+            "shape": list(tensor.shape), "spec": str(spec), "persistent": last not in owner._non_persistent_buffers_set,
+        }  # fmt: skip
+        share.parts[name] = _of(name, tensor, share.mesh) if file is None else stored.part(file, tensor, share.mesh)
+    for prefix, schedule in schedules.items():
+        for item in schedule.graph.of_kind("constant"):
+            name, tensor, spec = f"{prefix}{CONSTANT}{item.tensor}", constants[item.name], schedule.specs[item.tensor]
+            share.described[name] = {"kind": "constant", "shape": list(tensor.shape), "spec": str(spec)}
+            share.parts[name] = _of(item.name, tensor, share.mesh)
+    return share
+
+
+def stage_prefix(stage: int) -> str:
+    """What the names of a stage's constants begin with in a rank's file, which has those of several stages.
+
+    >>> stage_prefix(2) + CONSTANT + "mask"
+    'stage 2 constant:mask'
+    """
+    return f"stage {stage} "
+
+
+def _hash_whole(plan: str, ranks: Sequence[tuple[Share, int]]) -> str:
+    """A hash of the plan, by its own, and of all ranks' parts: that of each tensor, one at a time."""
+    found = hashlib.sha256(plan.encode())
+    for share, rank in ranks:
+        found.update(json.dumps(share.described).encode())
+        for _, part in share.of(rank):
+            found.update(hash_of(part).encode())
+    return found.hexdigest()
 
 
 def load_safetensors(module: ShardedModule, files: Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -203,7 +199,7 @@ class _Stored:
     def __init__(self, files: Sequence[Path]) -> None:
         self.files: dict[str, Any] = {}
         for file in files:
-            opened = _opened(file)
+            opened = open_shards(file)
             self.files.update(dict.fromkeys(opened.keys(), opened))
 
     def __contains__(self, name: str) -> bool:
@@ -244,42 +240,18 @@ def _of(name: str, tensor: torch.Tensor, mesh: Any) -> Part:
     return lambda spec, rank: local_part(tensor.detach(), spec, mesh, rank).cpu().clone(memory_format=torch.contiguous_format)
 
 
-def _opened(file: Path) -> Any:
+def open_shards(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt")
     except (OSError, SafetensorError) as error:
         raise FileError(f"cannot read the weights {file}: {error}", "give a safetensors file") from error
 
 
-def _read(folder: Path, place: Place) -> tuple[Mapping[str, Mapping[str, Any]], dict[str, torch.Tensor]]:
-    """What the tensors are, and this rank's parts."""
-    rank = place.rank
-    opened = _opened(folder / _shard(rank))
-    metadata = opened.metadata() or {}
-    if metadata.get("schema") != SCHEMA or metadata.get("rank") != str(rank):
-        raise FileError(f"{folder / _shard(rank)} is not the program of rank {rank}", AGAIN)
-    if metadata.get("plan_sha256") != _sha256(folder / PLAN):
-        raise MismatchError(f"the weights in {folder} were written for another plan than its {PLAN}", AGAIN)
-    return json.loads(metadata["tensors"]), {name: opened.get_tensor(name).to(place.device) for name in opened.keys()}  # noqa: SIM118
-
-
-def _put(tree: nn.Module, path: str, tensor: torch.Tensor, persistent: bool) -> None:
-    *modules, name = path.split(".")
-    for part in modules:
-        if part not in tree._modules:
-            tree.add_module(part, nn.Module())
-        tree = tree.get_submodule(part)
-    if isinstance(tensor, nn.Parameter):
-        tree.register_parameter(name, tensor)
-    else:
-        tree.register_buffer(name, tensor, persistent)
-
-
-def _shard(rank: int) -> str:
+def shard_name(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def _sha256(file: Path) -> str:
+def sha256_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 

@@ -19,6 +19,7 @@ from autopar.cost_models import Mesh
 from autopar.errors import MismatchError, UsageError
 from autopar.graph import GraphInput, GraphOutput
 from autopar.importer import Capture, capture
+from autopar.pipeline import stage_mesh
 from autopar.pipeline.timetable import stages_split
 from autopar.pipeline_plan import PipelinePlan
 from autopar.recording.pipelines import ReplayedPipeline, replay_pipeline
@@ -39,13 +40,13 @@ from autopar.runtime.compiling import (
 from autopar.runtime.execution import Executable
 from autopar.runtime.groups import Team, team_of
 from autopar.runtime.module import ShardedModule
-from autopar.runtime.pipeline_mail import ProcessMail, Ranks, create_groups
+from autopar.runtime.pipeline_mail import Groups, ProcessMail, Ranks, create_groups
 from autopar.runtime.pipeline_programs import Absent, PipelinePrograms, Running
 from autopar.runtime.pipelines import StageRun, starts_scaled
 from autopar.runtime.programs import Programs
 from autopar.runtime.settings import Settings, held_by
 from autopar.runtime.steps import Call, Saved, Step
-from autopar.runtime.weights import Initialise, Place, copy_tree, initialise, own_tensors, shard_weights
+from autopar.runtime.weights import Initialise, Place, copy_tree, initialise, own_specs, own_tensors, shard_weights
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed
 from autopar.torch_compat import flatten_axes, forward_of, join_total_norms
@@ -272,7 +273,7 @@ def compile_pipeline(
     """
     check_seed(seed)
     check_torch(plan)
-    mesh = Mesh(tuple(plan.mesh.items()) if len(plan.mesh) > 1 else (*plan.mesh.items(), ("dp", 1)))
+    mesh = whole_mesh(plan)
     join_launched()
     start_process_group(mesh)
     where, team = find_device(device, model), team_of(None)
@@ -281,32 +282,58 @@ def compile_pipeline(
         raise MismatchError("ranks hold different plans", "give every rank the same plan file")
 
     captured, replayed = together(lambda: capture_pipeline(model, plan, loss), team)
-    ranks, stages, split = Ranks(team, mesh.sizes[0]), replayed.stages, stages_split(replayed.order)
-    groups = create_groups(stages, ranks)
-    schedules = {stage: replayed.schedules[stage] for stage in stages.at(ranks.position)}
-    schedule = schedules[ranks.position]
-    part = share_device_mesh(mesh, where)[mesh.names[1:]]
-    flatten_axes(part)
-    place = Place(schedule.machine.mesh, part, team_of(part), where)
+    check_trains(replayed)
+    ranks, groups, place = place_ranks(replayed, mesh, where)
 
     def bind_stage(captured: Capture, schedule: Schedule, *, split: bool = False) -> Step:
         constants, call = own_constants(schedule, captured.constants, place), CallTree(captured.graph.arguments, forward_of(model), loss)
         return bind_step(schedule, constants, call, place, "global", dropout, "eager", split=split)
 
-    steps = {stage: bind_stage(captured, one, split=stage in split) for stage, one in schedules.items()}
-    if not any(one.graph.stepped for one in schedules.values()):
-        where_none = " and ".join(f"stage {stage}" for stage in schedules)
-        raise UsageError(f"nothing trains in {where_none}", "cut the model so that each rank has a parameter that trains")
-    mail = ProcessMail(stages, schedules, replayed.order, ranks, groups.pairs, where)
-    running = Running(replayed.graph, stages, steps, replayed.order, ranks, mail, groups)
-    tree, still, absent = _place_weights(model, tuple(schedules.values()), place, team, init, seed)
+    split = stages_split(replayed.order)
+    steps = {stage: bind_stage(captured, replayed.schedules[stage], split=stage in split) for stage in replayed.stages.at(ranks.position)}
+    running = run_stages(replayed, steps, ranks, groups)
+    tree, still, absent = _place_weights(model, [replayed.schedules[stage] for stage in steps], place, team, init, seed)
     programs = PipelinePrograms(
         running.main, tuple(part.training for part in tree.modules()), loss, optimizer=plan.model.optimizer,
-        memory_limit=_left_for_programs(plan, tuple(schedules)), plan=plan, running=running, absent=absent, bind_stage=bind_stage,
+        memory_limit=_left_for_programs(plan, tuple(steps)), plan=plan, running=running, absent=absent, bind_stage=bind_stage,
     )  # fmt: skip
     module = PipelineModule(tree, programs, plan, still, running)
     programs.settings = Settings(module.parts, held_by(loss, model))
     return module
+
+
+def whole_mesh(plan: PipelinePlan) -> Mesh:
+    """The mesh of all ranks, with an axis for those of a stage."""
+    return Mesh(tuple(plan.mesh.items()) if len(plan.mesh) > 1 else (*plan.mesh.items(), ("dp", 1)))
+
+
+def check_trains(replayed: ReplayedPipeline) -> None:
+    """Raises UsageError: nothing trains in the stages of some rank."""
+    for position in range(replayed.stages.positions or len(replayed.schedules)):
+        mine = replayed.stages.at(position)
+        if not any(replayed.schedules[stage].graph.stepped for stage in mine):
+            where_none = " and ".join(f"stage {stage}" for stage in mine)
+            raise UsageError(f"nothing trains in {where_none}", "cut the model so that each rank has a parameter that trains")
+
+
+def place_ranks(replayed: ReplayedPipeline, mesh: Mesh, device: torch.device) -> tuple[Ranks, Groups, Place]:
+    """The processes of a pipeline, this one's groups beyond its position, and its place among the ranks of a stage. Collective.
+
+    Args:
+        mesh: see ``whole_mesh``.
+    """
+    ranks = Ranks(team_of(None), mesh.sizes[0])
+    groups = create_groups(replayed.stages, ranks)
+    part = share_device_mesh(mesh, device)[mesh.names[1:]]
+    flatten_axes(part)
+    return ranks, groups, Place(stage_mesh(mesh), part, team_of(part), device)
+
+
+def run_stages(replayed: ReplayedPipeline, steps: Mapping[int, Step], ranks: Ranks, groups: Groups) -> Running:
+    """What runs the planned step on this rank, of its stages' programs."""
+    mine, device = {stage: replayed.schedules[stage] for stage in steps}, next(iter(steps.values())).place.device
+    mail = ProcessMail(replayed.stages, mine, replayed.order, ranks, groups.pairs, device)
+    return Running(replayed.graph, replayed.stages, steps, replayed.order, ranks, mail, groups)
 
 
 def _left_for_programs(plan: PipelinePlan, mine: Sequence[int]) -> int:
@@ -340,10 +367,7 @@ def _place_weights(
     model: nn.Module, schedules: Sequence[Schedule], place: Place, team: Team, init: Initialise | None, seed: int
 ) -> tuple[nn.Module, set[str], Absent]:  # fmt: skip
     """The model's tree with the weights of these stages, the names of those without values; the parameters of others, None in it."""
-    specs = {
-        item.name: item.own_spec(schedule.specs[item.tensor], place.mesh.sizes)
-        for schedule in schedules for item in schedule.graph.inputs if item.kind in ("parameter", "buffer")
-    }  # fmt: skip
+    specs = own_specs(schedules)
     named = {name: tensor for name, _, _, tensor in own_tensors(model)}
     mine = {id(named[name]) for name in specs}
     others = {id(tensor) for tensor in named.values() if isinstance(tensor, nn.Parameter)} - mine

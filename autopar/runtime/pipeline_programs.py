@@ -82,13 +82,13 @@ class PipelinePrograms(Programs):
         plan: of the pipeline.
         running: of the planned program.
         absent: parameters of other stages, for captures of the whole model.
-        bind_stage: a capture and a stage's schedule -> what runs them.
+        bind_stage: a capture and a stage's schedule -> what runs them; None without the model.
     """
 
     plan: PipelinePlan = field(kw_only=True)
     running: Running = field(kw_only=True)
     absent: Absent = field(kw_only=True)
-    bind_stage: Callable[[Capture, Schedule], Step] = field(kw_only=True)
+    bind_stage: Callable[[Capture, Schedule], Step] | None = field(kw_only=True)
     runs: dict[int, Running] = field(default_factory=dict)
     """By identity of the step, of the programs beside the planned one."""
 
@@ -119,6 +119,8 @@ class PipelinePrograms(Programs):
         as_planned = key.training == self.training and not key.changes and {name: shape for name, shape, *_ in shapes} == planned
         if as_planned:
             return self.main, tensors
+        if self.bind_stage is None:
+            raise self.other_call(self.running.whole, tuple(self.running.whole.of_kind("input")))
         if key not in self.made:
             with torch.inference_mode(False):
                 self.made[key] = self._make_pipeline(key, parts[0], args, kwargs, tensors)
@@ -152,6 +154,7 @@ class PipelinePrograms(Programs):
         groups = running.groups if _groups_of(stages) == _groups_of(running.stages) else create_groups(stages, running.ranks)
         order = self._order(len(stages.graphs), captured.graph.microbatches)
         mail = ProcessMail(stages, schedules, order, running.ranks, groups.pairs, self.main.place.device)
+        assert self.bind_stage is not None
         steps = {stage: self.bind_stage(captured, schedule) for stage, schedule in schedules.items()}
         made = Running(captured.graph, stages, steps, order, running.ranks, mail, groups)
         self.runs[id(made.main)] = made

@@ -111,8 +111,7 @@ class Programs:
         if as_planned and training == self.training and not changes:
             return self.main, tensors
         if self.bind is None:
-            hint = "call it as it was planned, or compile the model, which can be planned for further calls"
-            raise UsageError(f"an exported program runs the planned call alone: {_planned_words(self.main)}", hint)
+            raise self.other_call(self.main.graph, self._inputs)
         if any(training) and self.main.graph.mode == "inference":
             raise UsageError("the plan is for inference, and a part of the model is in training mode", "call eval() on the module")
         for item in self._inputs:
@@ -126,6 +125,19 @@ class Programs:
                 self.made[key] = self._make(key, parts[0], args, kwargs, tensors)
         step = self.made[key]
         return step, step.call.tensors(args, kwargs)
+
+    def other_call(self, graph: Graph, inputs: Sequence[GraphInput]) -> UsageError:
+        """The refusal of a call that is not the planned one, where there is no model to plan it with.
+
+        Args:
+            graph, inputs: what a call as planned takes.
+        """
+        shapes = {item.name: whole_shape(graph, item) for item in inputs}
+        words = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        rows = f"; rows that each rank passes: {described(self.main, inputs, shapes)}" if self.main.inputs == "local" else ""
+        planned = f"{'training' if graph.mode == 'train' else 'evaluation'}, {words}{rows}"
+        hint = "call it as it was planned, or compile the model, which can be planned for further calls"
+        return UsageError(f"an exported program runs the planned call alone: {planned}", hint)
 
     def named_inputs(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -368,14 +380,6 @@ def _words(key: Key) -> str:
     flags = "training" if all(key.training) else "part training, part evaluation" if any(key.training) else "evaluation"
     changed = "".join(f", {name} {value!r}" for _, name, value in key.changes)
     return f"{flags}{' with gradients' if key.mode == 'train' and not any(key.training) else ''}, {shapes}{changed}"
-
-
-def _planned_words(step: Step) -> str:
-    graph = step.graph
-    shapes = {item.name: whole_shape(graph, item) for item in step.given}
-    words = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-    rows = f"; rows that each rank passes: {described(step, step.given, shapes)}" if step.inputs == "local" else ""
-    return f"{'training' if graph.mode == 'train' else 'evaluation'}, {words}{rows}"
 
 
 def _same_forward(graph: Graph, main: Graph) -> bool:

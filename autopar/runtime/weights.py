@@ -6,7 +6,7 @@ tensors, so names, nesting and the user's own methods stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from autopar.errors import MismatchError
 from autopar.runtime.agreement import everyones, fetch, find_sources, hash_of
 from autopar.runtime.groups import Team
 from autopar.runtime.placement import from_placements, local_part, part_at, to_dtensor
+from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
 from autopar.torch_compat import STATE_HOOKS, hooks_of_copy, is_fake, uncompiled
 
@@ -77,6 +78,14 @@ def own_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.T
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
                 yield f"{path}.{name}" if path else name, module, name, tensor
+
+
+def own_specs(schedules: Iterable[Schedule]) -> dict[str, ShardingSpec]:
+    """How the parameters and buffers of schedules lie, by name, in the model's own shapes."""
+    return {
+        item.name: item.own_spec(schedule.specs[item.tensor], schedule.machine.mesh.sizes)
+        for schedule in schedules for item in schedule.graph.inputs if item.kind in ("parameter", "buffer")
+    }  # fmt: skip
 
 
 def without_values(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -176,8 +176,16 @@ def test_check_finds_what_is_changed(name: str, text: str) -> None:
     assert check_pipeline(MUTATIONS[name](PipelinePlan.from_json(text)))
 
 
+def test_a_pipeline_is_exported(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, files = tmp_path / "program", ["plan.json", "rank-00000.safetensors", "rank-00001.safetensors"]
+    ran = autopar(capsys, "export", plan, TARGET, "-o", folder)
+    assert ran.status == 0 and "runs it on 2 ranks" in ran.err and sorted(path.name for path in folder.iterdir()) == files
+    assert (folder / "plan.json").read_text() == plan.read_text()
+    refused(autopar(capsys, "export", plan, TARGET, "-o", folder), 2, "exists")
+    refused(autopar(capsys, "export", plan, "zoo:gpt2,layers=4", "-o", tmp_path / "other"), 3, "the plan was made for another model")
+
+
 def test_commands_that_do_not_take_pipelines_say_so(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refused(autopar(capsys, "export", plan, TARGET, "-o", "x"), 3, "is a pipeline's plan")
     refused(autopar(capsys, "explain", plan, "tokens.weight", "--next", "2"), 2, "--next solves a plan without stages")
 
 

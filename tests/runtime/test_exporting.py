@@ -15,6 +15,7 @@ import autopar
 from autopar.errors import AutoparError, UsageError
 from autopar.plan import Plan
 from autopar.runtime import export_program, load_safetensors
+from tests.offloading import make, offloaded
 from tests.runtime.test_training import X, Y, gradients, mse, net, on_ranks, plan_of, refused, same, whole
 
 
@@ -60,6 +61,23 @@ def test_a_folder_runs_and_trains_without_the_model(tmp_path: Path) -> None:
     for value, wanted, right, _, words in on_ranks(run, 4):
         assert value == pytest.approx(wanted, rel=1e-12) and right
         assert "an exported program runs the planned call alone: training, x [8, 16], wanted [8, 8]\nhint: " in words
+
+
+def test_values_lie_on_the_host_in_a_loaded_program_too(tmp_path: Path) -> None:
+    (model, args), plan = make(), offloaded()
+    export_program(plan, model, tmp_path / "program")
+
+    def run(rank: int) -> tuple[bool, str]:
+        modules = [autopar.load_program(tmp_path / "program"), autopar.compile(model, plan)]
+        for module in modules:
+            module(*args).backward()
+        found, wanted = map(gradients, modules)
+        words = refused(lambda: autopar.load_program(tmp_path / "program", execute="graph"))
+        return all(torch.equal(found[name], wanted[name]) for name in wanted) and found.keys() == wanted.keys(), words
+
+    assert list(plan.copies)
+    for alike, words in on_ranks(run, 4):
+        assert alike and words.startswith("the plan keeps values on the host, and a traced program makes no copies there")
 
 
 class Positions(nn.Module):
