@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from autopar.cost_models import Execution
 from autopar.errors import FileError, MismatchError, UsageError
 from autopar.files import check_path, umask
 from autopar.plan import Plan
@@ -32,7 +33,6 @@ from autopar.rows import Inputs, Outputs
 from autopar.runtime.agreement import check_agreement, together
 from autopar.runtime.calls import CallTree
 from autopar.runtime.compiling import (
-    Execute,
     bind_step,
     check_mesh,
     check_parameters,
@@ -128,7 +128,7 @@ def load_program(
     inputs: Inputs | None = None,
     outputs: Outputs = "placed",
     device: str | torch.device | None = None,
-    execute: Execute = "eager",
+    execute: Execution = "eager",
 ) -> ShardedModule:
     """This rank's program from a folder that ``autopar export`` wrote: a module that runs the planned call, and trains if that was planned.
 
