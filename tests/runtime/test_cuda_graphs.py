@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,6 +152,33 @@ class Sigmoid(nn.Module):
         return torch.sigmoid(x * self.weight)
 
 
+class Decaying(nn.Module):
+    """Backward reads a buffer as it was before forward has written it."""
+
+    level: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 16))
+        self.register_buffer("level", torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = (x * self.weight * self.level).sum()
+        self.level = self.level * 0.5
+        return found
+
+
+def test_backward_reads_a_buffer_as_it_was() -> None:
+    plan = autopar.plan(Decaying(), (X,), mesh="1", hardware="cpu-cluster")
+
+    def use(module: ShardedModule) -> Any:
+        for number in range(3):
+            module(X + number).backward()
+        return state(module)
+
+    both(use, plan=plan, model=Decaying(), loss=None)
+
+
 def test_other_shapes_and_evaluation_are_recordings_of_their_own() -> None:
     def use(module: ShardedModule) -> Any:
         found = []
@@ -264,23 +293,25 @@ def test_each_microbatch_is_a_replay(options: dict[str, Any]) -> None:
     assert RunAgain.made == 1
 
 
+def of_some(outputs: Tensor, wanted: Tensor, counts: Tensor) -> Tensor:
+    return ((outputs - wanted).square().mean(1) * counts).sum() / counts.sum()
+
+
 def test_microbatches_that_count_otherwise() -> None:
-    """The weight of each is known when its forward has run."""
-    model, target = nn.Linear(16, 5), torch.tensor([0, 1, -100, -100, 2, -100, 3, 4])
-    plan = autopar.plan(
-        model, (X,), loss=nn.functional.cross_entropy, loss_args=(target,), mesh="1", hardware="cpu-cluster", microbatches=4
-    )
-    assert plan.model.arguments
+    """The weight of each is known when its forward has run. One in which nothing counts divides by one in backward, not by nothing."""
+    model, counts = nn.Linear(16, 8), torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0])
+    plan = autopar.plan(model, (X,), loss=of_some, loss_args=(Y, counts), mesh="1", hardware="cpu-cluster", microbatches=4)
 
     def use(module: ShardedModule) -> Any:
         found = []
         for number in range(3):
-            loss = module(X + number, target.roll(number))
+            loss = module(X + number, Y, counts.roll(number))
             loss.backward()
             found.append((loss.item(), state(module)))
+        assert not any(tensor.isnan().any() for tensor in state(module).values())
         return found
 
-    both(use, plan=plan, model=model, loss=nn.functional.cross_entropy)
+    both(use, plan=plan, model=model, loss=of_some)
 
 
 @pytest.mark.parametrize("mesh", ["2", "2x2"])
@@ -449,6 +480,49 @@ def test_a_plan_priced_for_cuda_graphs_runs_so_by_default() -> None:
     plan = autopar.plan(target.model, target.args, mesh="1", hardware="h100-sxm", execute="cuda_graph")
     autopar.compile(target.model, plan)(*target.args).backward()
     assert RunAgain.made == 1
+
+
+class Calls:
+    """Stands for ``torch.cuda``: notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.noted = list[str]()
+
+    def graph_pool_handle(self) -> str:
+        return "pool"
+
+    def Stream(self, device: torch.device) -> Any:
+        return SimpleNamespace(wait_stream=lambda other: self.noted.append("side waits"))
+
+    def current_stream(self, device: torch.device) -> Any:
+        return SimpleNamespace(wait_stream=lambda other: self.noted.append("user waits"))
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        yield
+
+    def CUDAGraph(self) -> Any:
+        register = lambda generator: self.noted.append("register")  # noqa: E731
+        return SimpleNamespace(register_generator_state=register, replay=lambda: self.noted.append("replay"))
+
+    @contextmanager
+    def graph(self, graph: Any, pool: str, stream: Any, mode: str) -> Iterator[None]:
+        self.noted.append(f"begin in {pool}, {mode}")
+        yield
+        self.noted.append("end")
+
+
+def test_generators_are_registered_before_a_capture_and_runs_warm_up_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls()
+    for name in ("graph_pool_handle", "Stream", "current_stream", "stream", "CUDAGraph", "graph"):
+        monkeypatch.setattr(torch.cuda, name, getattr(calls, name))
+    recorder = find_recorder(torch.device("cuda", 0))()
+    recorder.warm_up(lambda: calls.noted.append("run"))
+    assert calls.noted == ["side waits", "run", "run", "run", "user waits"]
+    calls.noted.clear()
+    replay_it, found = recorder.record(lambda: calls.noted.append("run") or {"y": X}, [torch.Generator()])
+    replay_it()
+    assert calls.noted == ["register", "begin in pool, thread_local", "run", "end", "replay"] and found == {"y": X}
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------------------------
