@@ -156,23 +156,28 @@ class Recording:
             runs["backward"] = self._run_backward
             if self.schedule.graph.microbatches > 1:
                 runs["repeated"] = self._run_repeated
-        written = {buffer: self.entering[buffer].clone() for buffer in self.buffers.values()}
+        before = {name: self.entering[name].clone() for name in self.buffers.values()}
         try:
             if not self.draws:
-                recorder.warm_up(lambda: self._warm_up(runs))
+                recorder.warm_up(lambda: self._warm_up(runs, before))
             for name in dict.fromkeys(name for name in ORDER if name in runs):
                 self._record(name, runs[name], recorder)
+                self._put_back(before)
         finally:
-            for buffer, before in written.items():
-                self.entering[buffer].copy_(before)
+            self._put_back(before)
 
-    def _warm_up(self, runs: Mapping[str, Callable[[], Values]]) -> None:
+    def _warm_up(self, runs: Mapping[str, Callable[[], Values]], before: Values) -> None:
+        """Runs the segments and notes what they draw; buffers are then as ``before``: a counter may not go on."""
         made = {name: Draws() for name in runs}
         for name in ORDER:
             if name in runs:
                 with made[name].noted():
                     runs[name]()
+                self._put_back(before)
         self.draws.update(made)
+
+    def _put_back(self, before: Values) -> None:
+        _copy([self.entering[name] for name in before], list(before.values()))
 
     def _record(self, name: str, run: Callable[[], Values], recorder: Recorder) -> None:
         draws = self.draws[name]
@@ -276,6 +281,7 @@ class Recording:
 
 
 def place_of(tensor: Tensor) -> Place:
+    """Where a tensor lies."""
     return tensor.data_ptr(), tensor.stride()
 
 
