@@ -379,7 +379,7 @@ def tune(
 def compile(
     model: nn.Module, plan: Plan | None, *, loss: Callable[..., Any] | None = ..., mesh: Any = ..., inputs: Inputs | None = ...,
     outputs: Outputs = ..., device: Any = ..., init: Callable[[nn.Module], None] | None = ..., seed: int = ...,
-    execute: Literal["eager", "graph", "compiled"] | None = ...,
+    execute: Execution | None = ...,
     example: tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]] | None = ...,
 ) -> ShardedModule: ...  # fmt: skip
 
@@ -395,7 +395,7 @@ def compile(
 def compile(
     model: nn.Module, plan: str | os.PathLike[str], *, loss: Callable[..., Any] | None = ..., mesh: Any = ..., inputs: Inputs | None = ...,
     outputs: Outputs = ..., device: Any = ..., init: Callable[[nn.Module], None] | None = ..., seed: int = ...,
-    execute: Literal["eager", "graph", "compiled"] | None = ...,
+    execute: Execution | None = ...,
     example: tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]] | None = ...,
 ) -> ShardedModule | PipelineModule: ...  # fmt: skip
 
@@ -411,7 +411,7 @@ def compile(
     device: Any = None,
     init: Callable[[nn.Module], None] | None = None,
     seed: int = 0,
-    execute: Literal["eager", "graph", "compiled"] | None = None,
+    execute: Execution | None = None,
     example: tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]] | None = None,
 ) -> ShardedModule | PipelineModule:
     """The model as the plan splits it, on this rank (under torchrun): a module with the model's own parameter names, as DTensors.

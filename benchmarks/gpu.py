@@ -33,7 +33,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -50,9 +50,11 @@ from autopar.pricing import inner_seconds
 from autopar.recording.replaying import replay
 from autopar.runtime import simulate as run_lockstep
 from autopar.runtime.backends import LoneRank
-from autopar.runtime.compiling import Execute
+from autopar.runtime.cuda_graphs import find_recorder
 from autopar.runtime.emission import Graphs, emit
 from autopar.runtime.execution import Executable, bind, own_shape
+from autopar.runtime.read_back import check_recordable
+from autopar.runtime.replaying import replayed
 from autopar.schedule import Schedule, makespan, simulate
 from benchmarks.host import count_kernels
 
@@ -102,8 +104,6 @@ FACTS: Mapping[str, float] = {
     "gpt2 dp=8": 28.4, "gpt2 2x4": 41.0, "llama dp=8": 34.0, "llama 2x4": 30.5, "moe dp=8": 32.2, "resnet dp=8": 83.6,
 }  # fmt: skip
 """Milliseconds that one H200 took for ``RANKS`` on torch 2.11, with an eager form that issued more kernels than today's."""
-WAYS: tuple[Execute, ...] = get_args(Execute)
-"""Ways of execution that run."""
 COMPILING = 90.0
 """Seconds that must be left to begin with what torch compiles."""
 PLANNING = 40.0
@@ -262,8 +262,11 @@ def stand_in(schedule: Schedule, value: str, device: torch.device) -> Tensor:
 
 def bind_rank(schedule: Schedule, device: torch.device, way: str) -> Executable | Graphs:
     """One rank's program in a way of execution. What others would send is memory as it is."""
-    if way == "eager":
-        return bind(schedule, LoneRank(schedule.machine.mesh), device)
+    if way == "cuda_graph":
+        check_recordable(schedule, device)
+    if way in ("eager", "cuda_graph"):
+        bound = bind(schedule, LoneRank(schedule.machine.mesh), device)
+        return bound if way == "eager" else replayed(bound, find_recorder(device))
     traced = bind(schedule, LoneRank(schedule.machine.mesh, traced=True), device, in_place=False)
     graphs = emit(traced, device)
     return graphs.compiled() if way == "compiled" else graphs
@@ -291,8 +294,6 @@ def measure_ranks(run: Run) -> None:
             _, schedule = planned(run.small, name, mesh, run.hardware.name)
             for way in run.ways:
                 what = f"rank of {name} on {mesh}, {way}"
-                if way not in WAYS:
-                    continue
                 if way == "compiled" and not run.has_time(what, COMPILING):
                     continue
                 with run.guarded(what):
@@ -348,8 +349,7 @@ def contestants(run: Run, name: str) -> Iterator[tuple[str, Callable[[], tuple[n
     if "compiled" in run.ways:
         yield "torch.compile", lambda: (torch.compile(plain()), args)  # type: ignore[return-value]
     for way in run.ways:
-        if way in WAYS:
-            yield way, lambda way=way: (autopar.compile(plain(), plan, execute=way), args)  # type: ignore[misc]
+        yield way, lambda way=way: (autopar.compile(plain(), plan, execute=way), args)  # type: ignore[misc]
 
 
 def measure_steps(run: Run) -> None:
@@ -406,7 +406,7 @@ def measure_where(run: Run) -> None:
                 calls = sum(count_kernels(step).values())
                 host_ms = 1e3 * statistics.median(host)
                 run.add("where", model=name, way=way, wall_ms=wall, host_ms=host_ms, device_ms=busy, device_kernels=kernels, calls=calls,
-                        host_us_a_call=1e3 * host_ms / calls)  # fmt: skip
+                        host_us_a_call=1e3 * host_ms / calls, wall_to_device=None if busy is None else wall / busy)  # fmt: skip
 
 
 def device_time(run: Run, step: Callable[[], None]) -> tuple[float | None, int | None]:
@@ -579,7 +579,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = Run(device, hardware, given.small, time.monotonic() + given.seconds, models, ways)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"{where}, torch {torch.__version__}, prices of {hardware.name}", flush=True)
-    run.left_out += [f"{way}: no program runs so yet" for way in ways if way not in WAYS]
+    if device.type != "cuda" and "cuda_graph" in ways:
+        ways.remove("cuda_graph")
+        run.left_out.append("cuda_graph: no GPU to capture on")
     if given.predict:
         predict_ranks(run, 1e-6 * given.issue if given.issue is not None else issue_seconds(hardware, "eager") or 0.0)
     else:

@@ -12,6 +12,7 @@ from autopar.cost_models import Machine, Mesh
 from autopar.verify.launch import run_ranks
 from benchmarks import gpu
 from tests.graphs import random_schedule
+from tests.runtime.recorders import RunAgain
 
 
 def test_every_section_runs_in_tiny(tmp_path: Path) -> None:
@@ -20,7 +21,7 @@ def test_every_section_runs_in_tiny(tmp_path: Path) -> None:
     assert run_ranks(lambda _: gpu.main(arguments), 1, alone=True) == [0]
     found = json.loads(path.read_text())
     sections = found["sections"]
-    assert set(sections) >= set(gpu.SECTIONS) and found["left_out"] == ["cuda_graph: no program runs so yet"]
+    assert set(sections) >= set(gpu.SECTIONS) and found["left_out"] == ["cuda_graph: no GPU to capture on"]
     programs = {(mesh, way) for mesh in ("dp=8", "2x4") for way in ("eager", "graph")}
     assert {(row["mesh"], row["way"]) for row in sections["ranks"]} == programs
     assert all(row["measured_ms"] > 0 for section in ("ranks", "steps") for row in sections[section])
@@ -40,6 +41,20 @@ def test_communication_is_left_out_of_a_rank() -> None:
     counted = gpu.count_kernels(gpu.rank_step(schedule, program, torch.device("cpu")))
     slices = sum(item.kind == "slice" and schedule.cuts[item.writes[0]].part is not None for item in schedule.instructions)
     assert sum(counted.values()) == pytest.approx(gpu.issued(schedule) + slices, rel=0.15)
+
+
+def test_a_rank_of_cuda_graphs_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the recorder for CPUs here; a step then issues copies alone."""
+    monkeypatch.setattr(gpu, "find_recorder", lambda device: RunAgain)
+    device = torch.device("cpu")
+    schedule = random_schedule(gpu.captured(True, "gpt2"), Machine(Mesh.parse("2x2"), gpu.load_hardware("h200"), "roofline", None), 0)
+    program = gpu.bind_rank(schedule, device, "cuda_graph")
+    step = gpu.rank_step(schedule, program, device)
+    step()
+    recording = program.recorded.recording  # type: ignore[union-attr]
+    step()
+    assert recording is not None and program.recorded.recording is recording  # type: ignore[union-attr]
+    assert set(recording.replays) == {"forward", "backward"}
 
 
 def test_what_does_not_fit_in_time_is_said() -> None:

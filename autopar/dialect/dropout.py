@@ -6,7 +6,7 @@ changes the seed where the tensor is split. ``random_step`` moves all seeds on, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -17,6 +17,9 @@ from torch import Tensor
 from autopar.dialect.library import define
 
 _STEP: ContextVar[int] = ContextVar("autopar_random_step", default=0)
+MakeGenerator = Callable[[torch.device, int], torch.Generator]
+"""From a device and a seed of the graph to the generator that a draw takes."""
+_PREPARED: ContextVar[MakeGenerator | None] = ContextVar("autopar_prepared_draws", default=None)
 
 
 @contextmanager
@@ -34,11 +37,25 @@ def this_step() -> int:
     return _STEP.get()
 
 
+@contextmanager
+def prepared_draws(make: MakeGenerator) -> Iterator[None]:
+    """Within it each draw takes the generator that ``make`` gives, instead of a new one."""
+    token = _PREPARED.set(make)
+    try:
+        yield
+    finally:
+        _PREPARED.reset(token)
+
+
 def generator(device: torch.device, seed: int) -> torch.Generator:
     """The random numbers of a seed of the graph in this step."""
-    made = torch.Generator(device)
-    made.manual_seed((seed * 1_000_003 + _STEP.get()) % 2**63)
-    return made
+    make = _PREPARED.get()
+    return reseed(torch.Generator(device), seed) if make is None else make(device, seed)
+
+
+def reseed(made: torch.Generator, seed: int) -> torch.Generator:
+    """The generator at the beginning of the random numbers of a seed of the graph in this step."""
+    return made.manual_seed((seed * 1_000_003 + _STEP.get()) % 2**63)
 
 
 def _dropout(x: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:

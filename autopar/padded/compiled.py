@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from autopar.cost_models import Execution
 from autopar.errors import UsageError
 from autopar.options import user_errors
 from autopar.padded.planning import Padded, load_padded
@@ -19,7 +20,6 @@ from autopar.rows import Outputs
 from autopar.runtime import ShardedModule
 from autopar.runtime.agreement import everyones, together
 from autopar.runtime.compiling import (
-    Execute,
     check_mesh,
     check_parameters,
     check_torch,
@@ -43,7 +43,7 @@ def compile_padded(
     device: str | torch.device | None = None,
     init: Initialise | None = None,
     seed: int = 0,
-    execute: Execute | None = None,
+    execute: Execution | None = None,
 ) -> ShardedModule:
     """The model as planned, on this rank, for batches of any length up to the longest. Every rank of the mesh calls it.
 

@@ -19,6 +19,9 @@ execution           instructions as statements of a segment's code
 loss_tail           what of forward only the loss asks for, which runs when it is read
 deferred_loss       the loss that is waited for when it is read
 emission            the same instructions as torch.fx graphs
+replaying           segments recorded once and replayed: static memory, what is copied in and out, random draws
+cuda_graphs         the recorder of a GPU
+read_back           operators that a CUDA graph cannot hold
 calls               a call's arguments and results
 forward_attributes  attributes in which forward leaves tensors: not to be read after a program
 weights             parameters and buffers as DTensors

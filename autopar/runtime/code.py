@@ -6,13 +6,16 @@ instruction is written once for each of them.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from types import TracebackType
 from typing import Any
 
 from torch import Tensor
 
+from autopar.graph import Op
 from autopar.runtime.ranges import Ranges
 from autopar.torch_compat import profiler_records
 
@@ -31,12 +34,14 @@ class Segment:
             puts there what is left at its end.
         source: its text.
         handlers: error handlers by line number.
+        operators: line numbers in rising order, and the operator of the statements from each on; None for those of no operator.
         marked: makes the same with ranges for a profiler; None where there are no marks.
     """
 
     run: Callable[..., None]
     source: str
     handlers: Mapping[int, ErrorHandler] = field(default_factory=dict)
+    operators: Sequence[tuple[int, Op | None]] = ()
     marked: Callable[[], Segment] | None = None
 
     def __call__(self, ranks: Sequence[MutableMapping[str, Tensor]], flights: MutableMapping[str, Any], observed: list[Any] | None) -> None:
@@ -47,12 +52,23 @@ class Segment:
         try:
             self.run(ranks, flights, observed)
         except (IndexError, RuntimeError) as error:
-            trace = error.__traceback__
-            while trace is not None and trace.tb_frame.f_code is not self.run.__code__:
-                trace = trace.tb_next
+            trace = self._trace(error)
             if trace is not None and trace.tb_lineno in self.handlers:
                 self.handlers[trace.tb_lineno](error, trace.tb_frame.f_locals)
             raise
+
+    def operator_of(self, error: BaseException) -> Op | None:
+        """The operator whose statement raised an error; None where it was none of these."""
+        trace = self._trace(error)
+        place = 0 if trace is None else bisect(self.operators, trace.tb_lineno, key=lambda item: item[0])
+        return self.operators[place - 1][1] if place else None
+
+    def _trace(self, error: BaseException) -> TracebackType | None:
+        """The part of an error's trace that begins in this function."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code is not self.run.__code__:
+            trace = trace.tb_next
+        return trace
 
 
 class Code:
@@ -66,6 +82,7 @@ class Code:
         self.hosted = hosted
         self._lines: list[str] = []
         self._handlers: dict[int, ErrorHandler] = {}
+        self._operators: list[tuple[int, Op | None]] = []
         self._marks: list[tuple[int, str]] = []
         self._objects: dict[str, Any] = {}
         self._names: dict[int, str] = {}
@@ -78,6 +95,10 @@ class Code:
         self._lines.append(line)
         if handler is not None:
             self._handlers[len(self._lines)] = handler
+
+    def begin(self, operator: Op | None) -> None:
+        """The statements from here on are of this operator, or of none."""
+        self._operators.append((len(self._lines) + 1, operator))
 
     def mark(self, statement: str) -> None:
         """A statement on ``ranges`` (``ranges.Ranges``), for the text that runs while a profiler records."""
@@ -125,6 +146,7 @@ class Code:
         after += [f"left{place}[{value!r}] = {self._variable(value, place)}" for value, place in self._placed(self._live)]
         handlers = {len(before) + line: handler for line, handler in self._handlers.items()}
         plain = self._made(name, [*before, *self._lines, *after, "return"], handlers)
+        plain = replace(plain, operators=tuple((1 + len(before) + line, operator) for line, operator in self._operators))
         marked = cache(lambda: self._with_marks(name, before, after))
         return replace(plain, marked=marked) if self._marks else plain
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import count
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
-from autopar.cost_models import Mesh
+from autopar.cost_models import EXECUTIONS, Execution, Mesh
 from autopar.errors import MismatchError, UsageError
 from autopar.importer import Capture, capture, cut_call
 from autopar.importer.containers import Kind
@@ -26,12 +26,15 @@ from autopar.runtime.agreement import check_agreement, everyones, fetch, find_so
 from autopar.runtime.backends import Backend, ProcessRanks, TracedRanks
 from autopar.runtime.calls import CallTree, is_leaf
 from autopar.runtime.checkpoints import chunks, part_of
+from autopar.runtime.cuda_graphs import find_recorder
 from autopar.runtime.emission import Graphs, emit
 from autopar.runtime.execution import Executable, bind, groups_needed
 from autopar.runtime.groups import team_of
 from autopar.runtime.matrix_steps import make_each_orthogonal
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.programs import Programs
+from autopar.runtime.read_back import check_recordable
+from autopar.runtime.replaying import replayed
 from autopar.runtime.settings import Settings, held_by
 from autopar.runtime.steps import Step, check_gradient_specs
 from autopar.runtime.weights import Initialise, Place, copy_tree, has_no_values, initialise, own_specs, own_tensors, shard_weights
@@ -42,7 +45,6 @@ from autopar.torch_compat import checkpoint_in_chunks, flatten_axes, forward_of,
 _STARTS = count()
 """Process groups that `join_launched` has started in this process: equal on all ranks."""
 
-Execute = Literal["eager", "graph", "compiled"]
 Example = tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]]
 """Arguments, keyword arguments, loss arguments."""
 
@@ -58,7 +60,7 @@ def compile_plan(
     init: Initialise | None = None,
     seed: int = 0,
     mesh: DeviceMesh | None = None,
-    execute: Execute | None = None,
+    execute: Execution | None = None,
     example: Example | None = None,
 ) -> ShardedModule:
     """The model as the plan splits it, on this rank. Every rank of the mesh calls it.
@@ -78,8 +80,9 @@ def compile_plan(
         seed: of the initialisation, the same on all ranks.
         mesh: the plan's mesh as a DeviceMesh, which may be a part of a larger one: each part then runs a replica, and data parallelism
             around it (``fully_shard``, DistributedDataParallel, averaged gradients) is the caller's. All processes when not given.
-        execute: ``eager``: operator by operator; ``graph``: as two ``torch.fx.GraphModule``s; ``compiled``: those by ``torch.compile``. By
-            default what the plan was priced for, else ``eager``.
+        execute: ``eager``: operator by operator; ``graph``: as two ``torch.fx.GraphModule``s; ``compiled``: those by ``torch.compile``;
+            ``cuda_graph``: as ``eager``, captured in CUDA graphs at the first call and replayed (see ``runtime.replaying``). By default
+            what the plan was priced for, else ``eager``.
         example: (args, kwargs, loss_args) to capture with, where the plan's record of the call does not do: arguments of its own classes.
 
     Raises:
@@ -99,6 +102,8 @@ def compile_plan(
     else:
         check_mesh(mesh, machine_of(plan).mesh)
     execute, inputs = execute or execution_of(plan), inputs or plan.model.inputs or "global"
+    if execute == "cuda_graph":
+        find_recorder(find_device(device, model))  # before the model is captured
     captured, schedule = together(lambda: _rebuilt(model, plan, loss, example), team_of(mesh))
     return compile_schedule(
         model, schedule, captured.constants, plan=plan, loss=loss, mesh=mesh, inputs=inputs, outputs=outputs, device=device, init=init,
@@ -112,12 +117,9 @@ def check_one_of(what: str, given: str, known: tuple[str, ...]) -> None:
         raise UsageError(f"unknown kind of {what} {given!r}", f"use one of {', '.join(known)}")
 
 
-def execution_of(plan: Plan) -> Execute:
-    """The way of execution that a plan was priced for. Raises UsageError for one in which no program runs yet."""
-    priced = plan.created_by.execution or "eager"
-    if priced == "cuda_graph":
-        raise UsageError("the plan is priced for CUDA graphs, in which no program runs yet", 'pass execute="compiled", "graph" or "eager"')
-    return priced
+def execution_of(plan: Plan) -> Execution:
+    """The way of execution that a plan was priced for, else ``eager``."""
+    return plan.created_by.execution or "eager"
 
 
 def join_launched() -> None:
@@ -229,7 +231,7 @@ def compile_schedule(
     init: Initialise | None = None,
     seed: int = 0,
     dropout: bool = True,
-    execute: Execute = "eager",
+    execute: Execution = "eager",
     also: Sequence[tuple[Capture, Schedule]] = (),
     left: tuple[str, ...] = (),
     read: Mapping[str, torch.Tensor] | None = None,
@@ -244,8 +246,8 @@ def compile_schedule(
         result: the classes of what it gives.
         dropout: False keeps every element, scaled as if some were dropped, so that runs can be compared (see ``runtime.execution.bind``).
     """
-    if execute not in get_args(Execute):
-        raise UsageError(f"unknown way to execute {execute!r}", f"use one of {', '.join(get_args(Execute))}")
+    if execute not in EXECUTIONS:
+        raise UsageError(f"unknown way to execute {execute!r}", f"use one of {', '.join(EXECUTIONS)}")
     team, where, machine, graph = team_of(mesh), find_device(device, model), schedule.machine, schedule.graph
     place = Place(machine.mesh, device_mesh_of(machine.mesh, where) if mesh is None else mesh, team, where)
 
@@ -279,7 +281,7 @@ def compile_schedule(
 
 def bind_step(
     schedule: Schedule, constants: Mapping[str, torch.Tensor], call: CallTree, place: Place, inputs: Inputs, dropout: bool,
-    execute: Execute, *, split: bool = False,
+    execute: Execution, *, split: bool = False,
 ) -> Step:  # fmt: skip
     """A schedule bound to this rank. Collective.
 
@@ -288,16 +290,20 @@ def bind_step(
         split: whether backward runs in two parts.
 
     Raises:
-        MismatchError: a gradient that does not lie as its parameter.
+        MismatchError: a gradient that does not lie as its parameter. UsageError: CUDA graphs cannot hold the program.
     """
     teach_dtensors()
     checkpoint_in_chunks(chunks)
     lay_by_parts(part_of)
     step_whole_matrices(make_each_orthogonal)
-    backend: Backend = (ProcessRanks if execute == "eager" else TracedRanks)(place.mesh, groups_needed(schedule), place.team)
-    bound = bind(schedule, backend, place.device, dropout=dropout, in_place=execute == "eager", split=split)
-    executable: Executable | Graphs = bound
-    if execute != "eager":
+    make_recorder = find_recorder(place.device) if execute == "cuda_graph" else None
+    if make_recorder is not None:
+        check_recordable(schedule, place.device)
+    traced = execute in ("graph", "compiled")
+    backend: Backend = (TracedRanks if traced else ProcessRanks)(place.mesh, groups_needed(schedule), place.team)
+    bound = bind(schedule, backend, place.device, dropout=dropout, in_place=not traced, split=split)
+    executable: Executable | Graphs = bound if make_recorder is None else replayed(bound, make_recorder)
+    if traced:
         graphs = emit(bound, place.device)
         executable = graphs.compiled() if execute == "compiled" else graphs
     step = Step(executable, place, inputs, call, constants)

@@ -178,29 +178,29 @@ def _run(segment: Segment, ranks: Sequence[Values], flights: Flights, observed: 
         segment(ranks, flights, observed)
 
 
-_LOSS_GRADIENT: ContextVar[Tensor | None] = ContextVar("autopar_loss_gradient", default=None)
+LOSS_GRADIENT: ContextVar[Tensor | None] = ContextVar("autopar_loss_gradient", default=None)
 
 
 @contextmanager
 def loss_gradient(gradient: Tensor | None) -> Iterator[None]:
     """Within it, the backward begins with this gradient of the loss instead of one: scaled losses keep half-precision gradients from
     vanishing."""
-    token = _LOSS_GRADIENT.set(gradient)
+    token = LOSS_GRADIENT.set(gradient)
     try:
         yield
     finally:
-        _LOSS_GRADIENT.reset(token)
+        LOSS_GRADIENT.reset(token)
 
 
 def given_loss_gradient() -> Tensor:
     """The one that the backward begins with, one number on the CPU."""
-    given = _LOSS_GRADIENT.get()
+    given = LOSS_GRADIENT.get()
     return torch.ones((), dtype=torch.float64) if given is None else given.detach().to("cpu", torch.float64)
 
 
 def _scaled(one: Tensor) -> Tensor:
     """The loss's gradient, which is one, times the one that was given."""
-    scale = _LOSS_GRADIENT.get()
+    scale = LOSS_GRADIENT.get()
     return one if scale is None else one * scale.to(one.device, one.dtype)
 
 
@@ -288,6 +288,7 @@ class _Binding:
         code = Code(len(self.backend.ranks))
         for index in places:
             item = self.schedule.instructions[index]
+            code.begin(self.schedule.operations[item.of].op if item.kind == "run" else None)
             if item.kind == "run":
                 code.mark(f"ranges.layer({layer_of(self.schedule, item)!r})")
             if item.kind in ("start", "wait"):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from autopar.cost_models import Execution
 from autopar.errors import FileError, MismatchError, UsageError
 from autopar.files import begins_with, check_path, read_text
 from autopar.pipeline.timetable import stages_split
@@ -23,7 +24,6 @@ from autopar.rows import Inputs, Outputs
 from autopar.runtime.agreement import check_agreement, everyones, together
 from autopar.runtime.calls import CallTree
 from autopar.runtime.compiling import (
-    Execute,
     bind_step,
     check_mesh,
     check_torch,
@@ -52,7 +52,7 @@ def load_program(
     inputs: Inputs | None = None,
     outputs: Outputs = "placed",
     device: str | torch.device | None = None,
-    execute: Execute = "eager",
+    execute: Execution = "eager",
 ) -> ShardedModule:
     """This rank's program from a folder that ``autopar export`` wrote: a module that runs the planned call, and trains if that was planned.
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from autopar.cost_models import Execution
 from autopar.errors import UsageError
 from autopar.importer import Capture
 from autopar.options import user_errors
@@ -20,7 +21,6 @@ from autopar.recording import machine_of
 from autopar.runtime import ShardedModule
 from autopar.runtime.agreement import together
 from autopar.runtime.compiling import (
-    Execute,
     check_mesh,
     check_parameters,
     check_torch,
@@ -46,7 +46,7 @@ def serve(
     device: str | torch.device | None = None,
     init: Initialise | None = None,
     seed: int = 0,
-    execute: Execute = "eager",
+    execute: Execution = "eager",
 ) -> Served:
     """The model ready to generate as planned, on this rank. Every rank of the mesh calls it.
 

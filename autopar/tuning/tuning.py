@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from autopar.ending import put_off_interrupts
@@ -61,13 +62,13 @@ def tune_target(load: Callable[[], Target], options: PlanOptions, memory_limit: 
 
 
 def check_tuning(options: PlanOptions, rounds: int) -> None:
-    """Raises UsageError: nothing to choose from, nothing to measure, or no program to run."""
+    """Raises UsageError: nothing to choose from, nothing to measure, or no device to run it on."""
     if not isinstance(options.candidates, int) or options.candidates < 2:
         raise UsageError(f"the number of candidates is {options.candidates!r}", "measure at least 2; autopar plan finds the best by prices")
     if not isinstance(rounds, int) or rounds < 1:
         raise UsageError(f"the number of rounds is {rounds!r}", "measure at least 1")
-    if options.execute == "cuda_graph":
-        raise UsageError("no program runs in CUDA graphs yet, so none can be measured", "use eager, graph or compiled")
+    if options.execute == "cuda_graph" and not torch.cuda.is_available():
+        raise UsageError("there is no GPU to capture CUDA graphs on, so none can be measured", "use eager, graph or compiled")
 
 
 def _plan(target: Target, options: PlanOptions, memory_limit: int) -> list[tuple[str, str]]:
