@@ -19,7 +19,7 @@ from autopar.graph import CONVERSION, DIVISOR, RECEIVE, SEND, Accumulation, Grap
 
 STAGE_AXIS = "pp"
 """The mesh axis that a pipeline's stages lie along, the outermost."""
-_ADDING = "aten.add.Tensor"
+ADDING = "aten.add.Tensor"
 _LINEAR = frozenset({CONVERSION, "aten.view.default", "aten.transpose.int", "aten.t.default", "aten.permute.default"})
 """Operators of one input that give the same of a sum as the sum of what they give."""
 
@@ -95,6 +95,11 @@ def find_units(graph: Graph) -> dict[str, int]:
         if op.phase == "forward" and op.module and op.name not in copied:
             found.setdefault(layer_of(op.module) or op.module, index)
     return found
+
+
+def place_finely(graph: Graph) -> Mapping[str, int]:
+    """The number of the unit of each operator that stages do not copy, by name, as if each unit were a stage."""
+    return _Cutter(graph, list(find_units(graph).values())[1:]).stage
 
 
 def cut_graph(graph: Graph, cut: Sequence[str], positions: int | None = None) -> Stages:
@@ -247,7 +252,7 @@ class _Cutter:
             def walk(tensor: str, *, top: bool = False) -> dict[int, str]:
                 op = self.graph.producer[tensor]
                 alone = leaving.count(tensor) == top and len(self.graph.consumers[tensor]) == (not top)
-                adds = op.target == _ADDING and len(op.inputs) == 2 and not op.kwargs
+                adds = op.target == ADDING and len(op.inputs) == 2 and not op.kwargs
                 if not alone or not (adds or (op.target in _LINEAR and len(op.inputs) == 1)):
                     return {self.stage[op.name]: tensor}
                 parts = [walk(name) for name in op.inputs]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from autopar import pricing
-from autopar.pipeline.cutting import find_units
+from autopar.graph import Graph
+from autopar.pipeline.cutting import ADDING, find_units, place_finely
 from autopar.schedule import Schedule, simulate
 from autopar.schedule.instructions import BEFORE_ALL
 from autopar.schedule.storages import entering, storage_bytes
@@ -29,14 +30,7 @@ def measure_layers(schedule: Schedule, optimizer: str) -> LayerTables:
     microbatches read, the sums of their gradients and the optimizer's states.
     """
     graph, units = schedule.graph, find_units(schedule.graph)
-    starts = [0, *list(units.values())[1:], len(graph.ops)]
-    unit_of_op = {op.name: number for number, (begin, end) in enumerate(pairwise(starts)) for op in graph.ops[begin:end]}
-    modules: dict[str, int] = {}
-    for op in graph.ops:
-        if op.phase == "forward":
-            modules.setdefault(op.module, unit_of_op[op.name])
-    last = len(units) - 1
-    home = {op.name: unit_of_op[op.name] if op.phase == "forward" else modules.get(op.module, last) for op in graph.ops}
+    home, last = _homes(graph, units), len(units) - 1
     forward, backward = _seconds(schedule, home, last)
     held, first = _held(schedule, home, len(units))
     rest = _rest(schedule, optimizer, home, len(units))
@@ -46,6 +40,35 @@ def measure_layers(schedule: Schedule, optimizer: str) -> LayerTables:
         again = Mode(forward[number], backward[number] + forward[number], 0.0, min(first[number], held[number]), rest[number])
         modes.append((plain, again) if again.held < plain.held else (plain,))
     return LayerTables(tuple(units), tuple(modes))
+
+
+def least_modes(graph: Graph, seconds: Mapping[str, float]) -> tuple[Mode, ...]:
+    """What each unit takes at least: its operators that no cut leaves out or places elsewhere.
+
+    Left out are additions in backward, which may join the gradients of tied weights, and operators that stages copy. Backward operators are
+    counted that stand with their module where every unit is a stage.
+
+    Args:
+        seconds: the least of each operator, by name.
+    """
+    units, placed = find_units(graph), place_finely(graph)
+    home, found = _homes(graph, units), [[0.0, 0.0] for _ in units]
+    for op in graph.ops:
+        if placed.get(op.name) == home[op.name] and not (op.phase == "backward" and op.target == ADDING):
+            found[home[op.name]][op.phase == "backward"] += seconds[op.name]
+    return tuple(Mode(forward, backward) for forward, backward in found)
+
+
+def _homes(graph: Graph, units: Mapping[str, int]) -> dict[str, int]:
+    """The unit of each operator: in forward by its place, in backward that of its module."""
+    starts = [0, *list(units.values())[1:], len(graph.ops)]
+    unit_of_op = {op.name: number for number, (begin, end) in enumerate(pairwise(starts)) for op in graph.ops[begin:end]}
+    modules: dict[str, int] = {}
+    for op in graph.ops:
+        if op.phase == "forward":
+            modules.setdefault(op.module, unit_of_op[op.name])
+    last = len(units) - 1
+    return {op.name: unit_of_op[op.name] if op.phase == "forward" else modules.get(op.module, last) for op in graph.ops}
 
 
 def _seconds(schedule: Schedule, home: Mapping[str, int], last: int) -> tuple[list[float], list[float]]:

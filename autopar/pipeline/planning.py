@@ -23,7 +23,7 @@ from autopar.pipeline.baselines import PipelineBaseline, PipelineBaselines
 from autopar.pipeline.clock import PipelineTimes, StageCosts, measure_stage, time_pipeline
 from autopar.pipeline.crossing import crossing_pins, crossing_specs, stage_pins, tied_pins, transfer_seconds
 from autopar.pipeline.cutting import STAGE_AXIS, Stages, cut_graph, stage_mesh
-from autopar.pipeline.layer_tables import LayerTables, measure_layers
+from autopar.pipeline.layer_tables import LayerTables, least_modes, measure_layers
 from autopar.pipeline.order_search import choose_order
 from autopar.pipeline.orders import in_flight_of
 from autopar.pipeline.stage_searches import UNLIMITED, StageSearches
@@ -33,8 +33,8 @@ from autopar.schedule import Schedule, memory
 from autopar.schedule.splitting import defer_once, split_backward
 from autopar.search import Progress, SearchResult
 from autopar.sharding import ShardingSpec
-from autopar.solvers.pipeline import PipelineProblem, solve_pipeline
-from autopar.solvers.pipeline.bounds import bound_total, bound_total_chunks
+from autopar.solvers.pipeline import Mode, PipelineProblem, solve_pipeline
+from autopar.solvers.pipeline.bounds import AllCuts, bound_total, bound_total_chunks
 
 MANY = 1 << 16
 """Microbatches of the problem whose bound is that of one: what a step does once then counts for 1/65536 of a microbatch."""
@@ -260,14 +260,17 @@ class _Planner:
         """Seconds that no pipeline of at most ``step`` seconds takes less than: see ``solvers.pipeline.bounds``.
 
         Plans of the stages, one after another, are a plan of the whole graph on one stage mesh. Its bound holds for MANY times their
-        seconds and what they do once a step. What a stage does once takes less than the step. Where gradients of weights may be apart
-        (``split``), a rank works for the whole step at most: ``T >= m S / p``.
+        seconds and what they do once a step. What a stage does once takes less than the step. Beside that stands the bound of a chain of
+        units that take what their operators do at least. Gradients of weights that may be apart (``split``) are as long as backward.
         """
         positions, chunks, m = self.asked.positions, self.asked.chunks, self.microbatches
         one = max(whole.bound_seconds - positions * step, 0.0) / MANY
+        least = least_modes(whole.schedule.graph, self.searches.least_seconds(whole.schedule.graph, self.asked.pins))
+        modes = [Mode(mode.forward, 0.0, mode.backward) if split else mode for mode in least]
+        chain = AllCuts(PipelineProblem(tuple((mode,) for mode in modes), positions, m, chunks, split=split)).bound()
         if split:
-            return one * m / positions
-        return bound_total(one, positions, m) if chunks == 1 else bound_total_chunks(one, positions, m, chunks)
+            return max(chain, one * m / positions)
+        return max(chain, bound_total(one, positions, m) if chunks == 1 else bound_total_chunks(one, positions, m, chunks))
 
     def _choose_cut(self, tables: LayerTables) -> tuple[str, ...]:
         """The first module of each stage but the first."""

@@ -111,6 +111,12 @@ class StageSearches:
         seconds = plain.microbatches * moved.seconds
         return replace(found, schedule=listed, memory=memory(listed, self.optimizer), seconds=seconds, scheduled_plan=None)
 
+    def least_seconds(self, graph: Graph, pins: Mapping[str, str]) -> Mapping[str, float]:
+        """Seconds that each operator of a graph that was planned takes at least, in any strategy."""
+        space = next(iter(self._structures[structure_of(graph, pins)].shared[1].spaces.values()))
+        whole = replace(space, graph=graph)
+        return {op.name: float(whole.op_choices(op).seconds.min()) for op in graph.ops}
+
     def peak(self, found: SearchResult, in_flight: int) -> int:
         """Bytes of a rank at the peak of a plan with microbatches in flight."""
         return measure_stage(found.schedule, self.optimizer).peak_with(in_flight)

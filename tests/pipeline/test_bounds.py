@@ -1,0 +1,66 @@
+"""Bounds of pipelines: what each unit takes at least, wherever the model is cut."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import cache
+
+import pytest
+
+from autopar.graph import Graph
+from autopar.pipeline import cut_graph
+from autopar.pipeline.cutting import find_units, place_finely
+from autopar.pipeline.layer_tables import least_modes
+from autopar.pipeline.planning import PipelineRequest, plan_pipeline
+from autopar.pipeline_plan import OrderName
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Space
+from tests.pipeline.models import capture, machine
+
+MODELS = ("gpt tied", "gpt untied", "llama", "moe", "encoder-decoder", "masked")
+
+
+@cache
+def graph_of(model: str) -> Graph:
+    return capture(model, 4)[2]
+
+
+def least_of(graph: Graph, mesh: str) -> dict[str, float]:
+    """Seconds of each operator in its fastest strategy."""
+    space = Space(graph, machine(mesh, stress=True), "adamw", Pins())
+    return {op.name: float(space.op_choices(op).seconds.min()) for op in graph.ops}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_operator_is_in_the_stage_of_its_unit_in_every_cut(model: str) -> None:
+    graph, chance = graph_of(model), random.Random(model)
+    units, seconds = list(find_units(graph)), dict.fromkeys((op.name for op in graph.ops), 1.0)
+    modes, placed = least_modes(graph, seconds), place_finely(graph)
+    assert sum(mode.forward + mode.backward for mode in modes) > 0.5 * len(placed), "most operators are counted"
+    for _ in range(8):
+        cut = sorted(chance.sample(range(1, len(units)), chance.randint(1, min(3, len(units) - 1))))
+        stages = cut_graph(graph, [units[begin] for begin in cut])
+        for begin, end, stage in zip((0, *cut), (*cut, len(units)), stages.graphs, strict=True):
+            mine = [sum(op.phase == phase for op in stage.ops) for phase in ("forward", "backward")]
+            assert sum(mode.forward for mode in modes[begin:end]) <= mine[0]
+            assert sum(mode.backward for mode in modes[begin:end]) <= mine[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "order", "chunks"),
+    [
+        *itertools.product(MODELS, ("whole", "zero-bubble"), (1,)),
+        *((model, "interleaved", 2) for model in ("gpt tied", "llama")),
+    ],
+)  # fmt: skip
+def test_stages_take_what_their_units_take_at_least(model: str, order: OrderName, chunks: int) -> None:
+    graph = graph_of(model)
+    asked = PipelineRequest(machine("pp=2,dp=2", stress=True), 1 << 40, order=order, chunks=chunks, effort="low")
+    made, units = plan_pipeline(graph, asked), list(find_units(graph))
+    modes = least_modes(graph, least_of(graph, "dp=2"))
+    starts = [0, *(units.index(name) for name in made.cut), len(units)]
+    for (begin, end), cost in zip(itertools.pairwise(starts), made.costs, strict=True):
+        assert sum(mode.forward for mode in modes[begin:end]) <= cost.forward * (1 + 1e-9)
+        assert sum(mode.backward for mode in modes[begin:end]) <= (cost.backward + cost.weights) * (1 + 1e-9)
+    assert 0 < made.bound_seconds <= made.times.step
