@@ -9,6 +9,7 @@ The road of ``solve(problem)``:
     reduction                    the exact steps that leave a smaller core (presolve_state, memory, kernels)
     exact_elimination            small width: one sweep is the proof
     array_program                small core: LP, then integer program, in HiGHS (integer_program: the same through PuLP)
+    linear_program               small linear programs of callers, straight into HiGHS
     message_search               large core: prices of memory and messages for the bound (dual_ascent),
                                  neighbourhood search for the choices (local_search, lns_moves)
     pairwise,                    a core's costs, and working space, as the loops of the large core read them

@@ -57,8 +57,9 @@ def _no_process_group_is_left() -> Iterator[None]:
 
 
 SHORT_SEARCHES = {
-    "cli", "integrations", "report", "runtime", "serving", "test_api.py", "test_context_parallel.py", "test_losses.py",
-    "test_microbatches.py", "test_old_plans.py", "test_placements.py", "test_plan.py", "test_recurrence.py", "tuning", "verify",
+    "cli", "importer", "integrations", "padded", "report", "runtime", "serving", "test_api.py", "test_context_parallel.py",
+    "test_losses.py", "test_microbatches.py", "test_old_plans.py", "test_placements.py", "test_plan.py", "test_recurrence.py",
+    "test_similarities.py", "tuning", "verify",
 }  # fmt: skip
 """Folders and files of tests that need a plan, but not how good it is: their searches do less work."""
 PART_OF_WORK = 0.05

@@ -42,6 +42,29 @@ def test_adaptive_softmaxes_return_what_they_did():
     assert type(torch_compat.adaptive_result(result.output, result.loss)) is type(result)
 
 
+def test_bare_graphs_have_neither_stacks_nor_code_until_they_are_called():
+    def traced() -> torch.fx.GraphModule:
+        with torch_compat.recorded_origins():
+            return torch_compat.trace_operators(lambda x: x.sin() + 1, [torch.zeros(3)], {})
+
+    with torch_compat.bare_graphs():
+        bare = traced()
+    full = traced()
+    assert [node.target for node in bare.graph.nodes] == [node.target for node in full.graph.nodes]
+    assert "_code" in vars(full) and "_code" not in vars(bare)
+    assert not any(node.stack_trace for node in bare.graph.nodes)
+    assert torch.equal(bare(torch.ones(3)), torch.ones(3).sin() + 1)
+    exported = torch.export.export(Sine(), (torch.zeros(3),), strict=False).graph
+    assert any(node.stack_trace for node in exported.nodes)
+    with torch_compat.bare_graphs():
+        assert not any(node.stack_trace for node in torch.export.export(Sine(), (torch.zeros(3),), strict=False).graph.nodes)
+
+
+class Sine(nn.Module):
+    def forward(self, x):
+        return x.sin()
+
+
 class Renaming(nn.Module):
     def __init__(self):
         super().__init__()

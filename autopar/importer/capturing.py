@@ -172,12 +172,16 @@ def _all_of(contexts: Sequence[Callable[[], AbstractContextManager[None]]]) -> I
 
 @contextmanager
 def _plain_operators() -> Iterator[None]:
-    """Keep torch from choosing the CPU's own fused kernels, which a plan for another device could not run, and from seeing no GPU here."""
+    """Keep torch from choosing the CPU's own fused kernels, which a plan for another device could not run, from seeing no GPU here, and
+    from writing code of graphs that nobody calls."""
     stance = torch.compiler.set_stance("force_eager")  # a module that was given to torch.compile is captured as the module it is
     fused = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False
     try:
-        with stance, without_fast_path(), torch_compat.autocast_on_cpu(), torch_compat.noticed_checkpoints(warn_of_checkpoint):
+        with (
+            stance, without_fast_path(), torch_compat.autocast_on_cpu(), torch_compat.noticed_checkpoints(warn_of_checkpoint),
+            torch_compat.bare_graphs(),
+        ):  # fmt: skip
             yield
     finally:
         torch.backends.mkldnn.enabled = fused

@@ -6,6 +6,7 @@ nowhere later.
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 import warnings
@@ -176,7 +177,7 @@ class Program(nn.Module):
 def _generators() -> dict[str, Any]:
     """The states of the generators that programs draw from without torch."""
     numpy = sys.modules.get("numpy")
-    return {"random": random.getstate(), **({} if numpy is None else {"numpy.random": repr(numpy.random.get_state())})}
+    return {"random": random.getstate(), **({} if numpy is None else {"numpy.random": pickle.dumps(numpy.random.get_state())})}
 
 
 def _another_size(name: str, was: Tensor, becomes: Tensor) -> CaptureError:

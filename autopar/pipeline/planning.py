@@ -195,6 +195,7 @@ class _Planner:
         """The fastest pipeline found; None where none takes less than ``least`` seconds."""
         many = self.graph.accumulated(replace(self.graph.accumulation, microbatches=MANY, cut=()))
         whole = replace(self.searches, recompute=False).plan(many, self.asked.pins, 1, UNLIMITED)
+        self.searches = replace(self.searches, whole=whole)
         tables = measure_layers(whole.schedule, self.asked.optimizer)
         if not self.asked.recompute:
             tables = LayerTables(tables.units, tuple(modes[:1] for modes in tables.modes))

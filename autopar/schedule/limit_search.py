@@ -127,12 +127,12 @@ class LimitSearch:
     def _measure(self, limits: Limits, placed: Sequence[tuple[float, Schedule]], seconds: float, step: float) -> ScheduledPlan:
         """The plan of placed lists, with their memory."""
         self.budget.charge(LIST_WORK * sum(len(schedule.instructions) for _, schedule in placed))
-        lists = tuple((weight, assign_in_place(schedule)) for weight, schedule in placed)
+        lists = tuple((weight, schedule.once(assign_in_place).under(schedule.limits)) for weight, schedule in placed)
         parts = [memory(schedule, self.optimizer) for _, schedule in lists]
         held = sum_memory([(weight, part) for (weight, _), part in zip(lists, parts, strict=True)])
         self.left_out = [(held.peak - held.optimizer) - (part.peak - part.optimizer) for part in parts]
-        whole = lists[-1][1] if len(lists) == 1 else replace(lists[-1][1], limits=limits)
-        return ScheduledPlan(self.assignment, whole, limits, simulated(whole), seconds, step, seconds, held, lists)
+        whole = lists[-1][1].under(limits)
+        return ScheduledPlan(self.assignment, whole, limits, whole.once(simulated), seconds, step, seconds, held, lists)
 
     def run(
         self, start: Limits | None, tries: int, incumbent_seconds: float = math.inf, gain: float = 0.0, *, improve: bool = True

@@ -7,7 +7,7 @@ Memory itself is counted by ``kernels.memory.peak_bytes``, which the local searc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 from autopar.schedule.array_schedule import Storages, storages_of
@@ -43,7 +43,13 @@ def memory(schedule: Schedule, optimizer: str) -> Memory:
 
     Every value goes after the last instruction that needs it, whether the list has a ``free`` for it or not.
     """
-    parameters, states = held_throughout(schedule), states_bytes(schedule, optimizer)
+    states, stateless = states_bytes(schedule, optimizer), schedule.once(_without_states)
+    return replace(stateless, peak=stateless.peak + states, optimizer=states)
+
+
+def _without_states(schedule: Schedule) -> Memory:
+    """Memory without the optimizer's states."""
+    parameters, others = held_throughout(schedule), bytes_of_others(schedule)
     leaving = {schedule.storage[value] for output, value in schedule.outputs if output.kind == "gradient"}
     gradients = (leaving | set(schedule.sums)) - set(parameters)
     found = schedule.once(storages_of)
@@ -55,8 +61,8 @@ def memory(schedule: Schedule, optimizer: str) -> Memory:
     where = schedule.instructions[index].of if index < len(schedule.instructions) else "the optimizer's step"
     biggest = nsmallest(NAMED_ITEMS, ((-size, name) for name, size in {**there, **staging, **parameters}.items()))
     return Memory(
-        best + resting_bytes(schedule, optimizer), sum(parameters.values()), grads, states,
-        best - grads - staged + bytes_of_others(schedule), staged, where, tuple((name, -size) for size, name in biggest),
+        best + sum(parameters.values()) + others, sum(parameters.values()), grads, 0, best - grads - staged + others, staged, where,
+        tuple((name, -size) for size, name in biggest),
     )  # fmt: skip
 
 

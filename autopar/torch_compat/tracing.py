@@ -28,6 +28,22 @@ def recorded_origins() -> Iterator[Callable[[str], Any]]:
         yield lambda name: traceback.annotate({ORIGIN: name})
 
 
+@contextmanager
+def bare_graphs() -> Iterator[None]:
+    """Within it, traced graphs are written as Python only once they are called (``_use_lazy_graph_module``), and their nodes do not keep
+    the stack under which they were traced (``fx.config.do_not_emit_stack_traces``). Both together take a tenth of a trace and more."""
+    from torch.fx import config
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+    before = getattr(config, "do_not_emit_stack_traces", False)  # which torch 2.11 does not have
+    config.do_not_emit_stack_traces = True
+    try:
+        with _use_lazy_graph_module(True):
+            yield
+    finally:
+        config.do_not_emit_stack_traces = before
+
+
 def origin_of(node: torch.fx.Node) -> str:
     """The mark under which a node was traced, empty when it has none (sums of gradients)."""
     return (node.meta.get("custom") or {}).get(ORIGIN, "")

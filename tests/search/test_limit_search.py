@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from autopar.cost_models import Machine, Mesh, load_hardware
-from autopar.schedule import Limits, memory, step_seconds
+from autopar.schedule import Limits, Schedule, limit_search, memory, simulated, step_seconds
+from autopar.schedule.in_place import assign_in_place
 from autopar.schedule.instructions import LEAN_LIMITS
 from autopar.schedule.legality import check_legal
 from autopar.schedule.limit_ladders import cap_ladder
 from autopar.schedule.limit_search import LimitSearch, best_schedule
+from autopar.schedule.passes import default_limits
 from autopar.schedule.scheduled_plan import Sample
 from autopar.schedule.settings import LIMIT_LADDERS, NEAREST_RUNGS
 from autopar.search.baselines.recipes import find_baselines
@@ -64,6 +66,28 @@ def test_of_little_models_the_same_limits_are_tried_whatever_memory_there_is() -
     assert 1 < most < 2**20, "a little model"
     assert tried(most) == free
     assert tried(most - 1) == {name: [value for value in values if value < most] for name, values in free.items()} != free
+
+
+def test_a_list_that_comes_again_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan has the limits under which it came, and the memory and times of a list that is measured alone."""
+    on, measured = space(), list[Schedule]()
+
+    def noted(schedule: Schedule) -> Schedule:
+        measured.append(schedule)
+        return assign_in_place(schedule)
+
+    monkeypatch.setattr(limit_search, "assign_in_place", noted)
+    plan = find_baselines(on)["ddp"]
+    search = LimitSearch(plan, (Sample(1.0, on.graph, plan),), on.machine, "adamw", 2**62)
+    limits = default_limits(on.machine)
+    for aside in (limits.aside_bytes, limits.aside_bytes + 1):
+        placed = search.samples[0][1].under(replace(limits, aside_bytes=aside))
+        found = search._measure(placed.limits, [(1.0, placed)], 1.0, 1.0)
+        alone = assign_in_place(replace(placed))
+        assert found.limits.aside_bytes == found.schedule.limits.aside_bytes == aside
+        assert found.schedule == alone and found.slots == simulated(alone) and found.memory == memory(alone, "adamw")
+        assert found.memory.optimizer > 0 and found.memory.peak == memory(alone, "none").peak + found.memory.optimizer
+    assert len(measured) == 1
 
 
 def test_what_takes_as_long_as_its_operators_is_tuned_no_further() -> None:

@@ -27,7 +27,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pulp
 
 from autopar.cost_models import Machine
 from autopar.graph import Graph, Phase
@@ -37,6 +36,7 @@ from autopar.search.folding.fold import Folding
 from autopar.search.ilp.critical_path import Path
 from autopar.search.ilp.model import Edge, Model, Priced
 from autopar.search.settings import PATH_GAIN
+from autopar.solvers.linear_program import Range, minimise
 
 PHASES: tuple[Phase, ...] = ("forward", "backward")
 RUN_KINDS = ("op", "recompute")
@@ -294,31 +294,32 @@ class Master:
 
     def _solve_program(self, highest: float) -> tuple[Multipliers, float, Mapping[int, float], np.ndarray]:
         """The result of ``best_weights``, and the share of each solution in the mix that limits it; shape [evaluations]."""
-        problem = pulp.LpProblem("weights", pulp.LpMaximize)
         for answer, sums in zip(self.evaluations, self.term_sums, strict=True):
             sums += [answer.sum_of(term, self.slowdown) for term in self.terms[len(sums) :]]
         scale = max(max(sums) for sums in self.term_sums) or 1.0
-        weights = [problem.add_variable(f"w{number}", 0, 1) for number in range(len(self.terms))]
-        prices = [problem.add_variable(f"p{one}", 0, 1) for one in self.priced_times]
-        top = problem.add_variable("bound")
-        problem += top
-        for phase in PHASES:
-            problem += pulp.lpSum(weight for term, weight in zip(self.terms, weights, strict=True) if term.phase == phase) == 1
-        problem += pulp.lpSum(prices) <= 1
-        rows = []
-        for number, (answer, sums) in enumerate(zip(self.evaluations, self.term_sums, strict=True)):
-            terms = pulp.lpSum(weight * (seconds / scale) for weight, seconds in zip(weights, sums, strict=True))
-            over = self.excess_bytes[number][self.priced_times] * (highest / scale) if self.times else ()
-            rents = pulp.lpSum(price * cost for price, cost in zip(prices, over, strict=True))
-            rows.append(top <= terms + rents + answer.optimizer / scale)
-            problem += rows[-1]
-        problem.solve(pulp.HiGHS(msg=False))
-        found = {term: max(weight.value(), 0.0) for term, weight in zip(self.terms, weights, strict=True)}
+        terms, phases, later = len(self.terms), len(PHASES), len(self.priced_times)
+        # Columns: a weight for each term, a price for each time, the bound. Rows: sums of weights, of prices, a cut for each solution.
+        table = np.zeros((phases + 1 + len(self.evaluations), terms + later + 1))
+        table[:phases, :terms] = [[term.phase == phase for term in self.terms] for phase in PHASES]
+        table[phases, terms:-1] = 1.0
+        table[phases + 1 :, :terms] = np.array(self.term_sums) / -scale
+        if later:
+            table[phases + 1 :, terms:-1] = np.array(self.excess_bytes)[:, self.priced_times] * -(highest / scale)
+        table[phases + 1 :, -1] = 1.0
+        most = np.array([*[1.0] * (phases + 1), *(answer.optimizer / scale for answer in self.evaluations)])
+        least = np.where(np.arange(len(table)) < phases, 1.0, -np.inf)
+        free = np.arange(table.shape[1]) == terms + later
+        order = np.argsort([*(f"w{number}" for number in range(terms)), *(f"p{one}" for one in self.priced_times), "bound"])
+        # By name, as rounds before had them: equal optima have several mixes, and the first that is found decides what is tried next.
+        columns = Range(np.where(free, -np.inf, 0.0)[order], np.where(free, np.inf, 1.0)[order])
+        values, duals = minimise(np.where(free, -1.0, 0.0)[order], columns, table[:, order], Range(least, most))
+        values = values[np.argsort(order)]
+        found = {term: max(weight, 0.0) for term, weight in zip(self.terms, values[:terms].tolist(), strict=True)}
         total = {phase: sum(value for term, value in found.items() if term.phase == phase) for phase in PHASES}
         mixture = Multipliers({term: value / total[term.phase] for term, value in found.items() if value}, self.slowdown)
-        mix = np.abs([row.pi or 0.0 for row in rows])
-        paid = {self.times[one]: highest * max(price.value() or 0.0, 0.0) for one, price in zip(self.priced_times, prices, strict=True)}
-        return mixture, top.value() * scale, paid, mix / mix.sum()
+        mix = np.abs(duals[phases + 1 :])
+        paid = {self.times[one]: highest * max(price, 0.0) for one, price in zip(self.priced_times, values[terms:-1].tolist(), strict=True)}
+        return mixture, float(values[-1]) * scale, paid, mix / mix.sum()
 
     def _add_columns(self, mix: np.ndarray) -> bool:
         """Enters the paths that are longer than all terms, and the time at which most is held. Whether there were any."""

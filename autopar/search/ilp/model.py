@@ -40,10 +40,11 @@ from autopar.schedule.ordering import phases_in_order
 from autopar.schedule.scheduled_plan import Sample
 from autopar.search.choices.space import IMPOSSIBLE, Space
 from autopar.search.ilp.critical_path import Dependencies
-from autopar.search.ilp.scaling import Item, integers, largest
+from autopar.search.ilp.scaling import Item, integers, largest_of_each
 from autopar.search.settings import TIES
 from autopar.sharding import ShardingSpec
 from autopar.solvers import Problem
+from autopar.solvers.arrays import offsets
 
 Kind = Literal["input", "op", "output", "layout", "saved", "recompute"]
 Side = Literal["ahead", "between", "behind"]
@@ -352,15 +353,15 @@ class Model:
         nodes, edges = self.problem_costs(
             [table + tie for table, tie in zip(priced.nodes, self._tie_breakers(priced), strict=True)], priced.edges
         )
-        most = {id(table): largest(table) for table in {id(table): table for table in edges}.values()}
-        unit = max(sum(map(largest, nodes)) + sum(most[id(table)] for table in edges), 1e-30) / 2**52
-        costs = [integers(table, unit) for table in nodes]
-        rounded: dict[int, np.ndarray] = {}
-        for table in edges:
-            if id(table) not in rounded:
-                rounded[id(table)] = integers(table, unit).reshape(-1)
+        costs, tables = np.concatenate(nodes), {id(table): table for table in edges}
+        flat = np.concatenate([table.reshape(-1) for table in tables.values()]) if edges else np.zeros(0)
+        begins = offsets([table.size for table in tables.values()])
+        most = dict(zip(tables, largest_of_each(flat, begins[:-1]), strict=True))
+        highest = largest_of_each(costs, offsets([len(table) for table in nodes])[:-1])
+        unit = max(sum(highest) + sum(most[id(table)] for table in edges), 1e-30) / 2**52
+        rounded = dict(zip(tables, np.split(integers(flat, unit), begins[1:-1]), strict=True))
         edge_costs = np.concatenate([rounded[id(table)] for table in edges]) if edges else self._costless.edge_costs
-        return replace(self._costless, costs=np.concatenate(costs), edge_costs=edge_costs, limit=limit), unit
+        return replace(self._costless, costs=integers(costs, unit), edge_costs=edge_costs, limit=limit), unit
 
     @cached_property
     def _costless(self) -> Problem:

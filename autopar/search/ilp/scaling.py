@@ -30,6 +30,20 @@ def largest(table: np.ndarray) -> float:
     return float(finite.max()) if finite.size else 0.0
 
 
+def largest_of_each(entries: np.ndarray, begins: np.ndarray) -> list[float]:
+    """The largest finite entry of each table; 0 without one.
+
+    Args:
+        entries: of all tables, one after another.
+        begins: of each table the place of its first entry.
+    """
+    if not len(begins):
+        return []
+    most = np.maximum.reduceat(np.where(np.isfinite(entries), entries, -np.inf), begins)
+    found: list[float] = np.where(np.isfinite(most), most, 0.0).tolist()
+    return found
+
+
 def integers(table: np.ndarray, unit: float) -> np.ndarray:
     """The largest multiple of ``unit`` at or below each entry, as an integer; infinite entries stay so."""
     finite = np.isfinite(table)
