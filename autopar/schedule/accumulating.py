@@ -93,7 +93,11 @@ def _chains(schedule: Schedule, reduced: Set[str] = frozenset()) -> list[_Chain]
         follows = all(reader in late for value in item.writes for reader in readers.get(value, ()))
         if item.kind in ("start", "slice") and item.segment == last and ends and follows:
             late.add(index)
-    while wrong := [index for index in late if not _may_wait(schedule, index, late, there)]:
+    while True:
+        made = {value for index in late for value in items[index].writes}
+        wrong = [index for index in late if not _may_wait(schedule, index, made, there)]
+        if not wrong:
+            break
         late.difference_update(wrong)
         late -= {index for index in late if any(r not in late for v in items[index].writes for r in readers.get(v, ()))}
     maker = {value: index for index in late for value in items[index].writes}
@@ -110,9 +114,8 @@ def _chains(schedule: Schedule, reduced: Set[str] = frozenset()) -> list[_Chain]
     return _joined({id(chain): chain for chain in found.values()}.values())
 
 
-def _may_wait(schedule: Schedule, index: int, late: set[int], there: Mapping[str, int]) -> bool:
-    """Whether an instruction can read a sum: its source lies in a spec and is there, or is made after the last microbatch too."""
-    made = {value for other in late for value in schedule.instructions[other].writes}
+def _may_wait(schedule: Schedule, index: int, made: Set[str], there: Mapping[str, int]) -> bool:
+    """Whether an instruction can read a sum: its source lies in a spec and is there, or is ``made`` after the last microbatch too."""
     return all(
         value in made or (schedule.values[value].spec is not None and there.get(value, -1) < index)
         for value in schedule.instructions[index].reads
