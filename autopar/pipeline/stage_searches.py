@@ -10,12 +10,12 @@ from autopar.cost_models import Machine
 from autopar.effort import Effort, unlimited
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph
-from autopar.pipeline.clock import measure_stage
 from autopar.pipeline.equal_stages import schedule_for, structure_of
 from autopar.schedule import Assignment, memory
 from autopar.schedule.legality import check_legal
 from autopar.schedule.limit_search import improve_plan
 from autopar.schedule.passes import ENDING, run_passes
+from autopar.schedule.storages import held_between_halves
 from autopar.search import Progress, SearchResult, Shared, find_plan
 from autopar.search.choices.reshard_tables import ReshardPricing
 from autopar.sharding import ShardingSpec
@@ -81,23 +81,30 @@ class StageSearches:
         key = structure_of(graph, pins)
         if key not in self._structures:
             self._structures[key] = _Structure(graph, pins, {1: Shared(resharding=self._resharding)})
-        known, served = self._structures[key], self._search(self._structures[key], 1, room)
+        known = self._structures[key]
+        self._search(known, 1, room)
         for count in _halves(in_flight):
-            served = self._known_plan(known, count, room) or self._search(known, count, room)
-            if served is not None:
+            if not self._is_served(known, count, room):
+                self._search(known, count, room)
+            if fitting := self._fitting(known, count, room):
                 break
-        assert served is not None
-        return self._in_names(served, graph)
+        return self._in_names(min(fitting, key=lambda one: one.seconds), graph)
 
-    def _known_plan(self, known: _Structure, in_flight: int, room: int) -> SearchResult | None:
-        """A plan that fits, as it is or in another order, and is nearly as fast as the fastest for fewer microbatches in flight."""
+    def _fitting(self, known: _Structure, in_flight: int, room: int) -> list[SearchResult]:
+        return [one for one in known.found.values() if one is not None and self.peak(one, in_flight) <= room]
+
+    def _is_served(self, known: _Structure, in_flight: int, room: int) -> bool:
+        """Whether a plan fits, as it is or in another order, that is nearly as fast as the fastest for fewer microbatches in flight."""
         some = [one for (other, limit), one in known.found.items() if one is not None and other <= in_flight and limit >= room]
-        most = (1 + WORTH_SEARCHING) * min(one.seconds for one in some)
-        fitting = [one for one in known.found.values() if one is not None and self.peak(one, in_flight) <= room]
-        if not any(one.seconds <= most for one in fitting) and (in_flight, room) not in known.found:
-            moved = self._reorder(min(some, key=lambda one: one.seconds), in_flight, room)
-            fitting += [moved] if moved is not None else []
-        return min((one for one in fitting if one.seconds <= most), key=lambda one: one.seconds, default=None)
+        fastest = min(some, key=lambda one: one.seconds)
+        most = (1 + WORTH_SEARCHING) * fastest.seconds
+        if any(one.seconds <= most for one in self._fitting(known, in_flight, room)):
+            return True
+        moved = None if (in_flight, room) in known.found else self._reorder(fastest, in_flight, room)
+        if moved is None or moved.seconds > most:
+            return False
+        known.found[in_flight, room] = moved
+        return True
 
     def _reorder(self, found: SearchResult, in_flight: int, room: int) -> SearchResult | None:
         """A plan after local search within what microbatches in flight leave; None where it does not fit."""
@@ -120,9 +127,10 @@ class StageSearches:
         whole = replace(space, graph=graph)
         return {op.name: float(whole.op_choices(op).seconds.min()) for op in graph.ops}
 
-    def peak(self, found: SearchResult, in_flight: int) -> int:
+    @staticmethod
+    def peak(found: SearchResult, in_flight: int) -> int:
         """Bytes of a rank at the peak of a plan with microbatches in flight."""
-        return measure_stage(found.schedule, self.optimizer).peak_with(in_flight)
+        return found.memory.peak + (in_flight - 1) * found.schedule.once(held_between_halves)
 
     def _search(self, known: _Structure, in_flight: int, limit: int) -> SearchResult | None:
         """The plan with microbatches in flight within a limit, in bytes; None where none fits.

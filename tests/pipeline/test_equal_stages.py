@@ -13,11 +13,12 @@ from autopar.check.pipelines import check_pipeline
 from autopar.errors import InfeasibleError
 from autopar.graph import Accumulation, Graph
 from autopar.pipeline import cut_graph, stage_searches
-from autopar.pipeline.clock import StageCosts
+from autopar.pipeline.clock import measure_stage
 from autopar.pipeline.equal_stages import schedule_for, structure_of
 from autopar.pipeline.planning import PipelineRequest, plan_pipeline
 from autopar.pipeline.stage_searches import StageSearches
 from autopar.recording.pipelines import record_pipeline
+from autopar.schedule import memory
 from autopar.search import find_plan
 from tests.pipeline.models import capture, machine
 
@@ -90,7 +91,8 @@ def test_pins_are_part_of_the_structure() -> None:
 
 def figures(seconds: float, peak: int, held: int) -> Any:
     """A plan, and what it holds, in the place of its schedule."""
-    return SimpleNamespace(seconds=seconds, schedule=StageCosts(1.0, 1.0, 1.0, 0.0, held, peak, 1.0), optimizer="adamw")
+    schedule = SimpleNamespace(once=lambda question: held)
+    return SimpleNamespace(seconds=seconds, schedule=schedule, memory=SimpleNamespace(peak=peak), optimizer="adamw")
 
 
 @pytest.mark.parametrize(
@@ -120,9 +122,21 @@ def test_a_stage_is_searched_for_as_many_microbatches_as_fit(
     monkeypatch.setattr(stage_searches, "memory", lambda schedule, optimizer: None)
     monkeypatch.setattr(StageSearches, "_in_names", lambda self, found, graph: found)
     monkeypatch.setattr(StageSearches, "_reorder", lambda self, found, in_flight, room: None)
-    monkeypatch.setattr(stage_searches, "measure_stage", lambda schedule, optimizer: schedule)
     known = StageSearches(machine("dp=2"), "adamw", True, "low", 0, None, None)
     assert known.plan(graph_of("llama"), {}, 5, 70).seconds == fastest and tried == searched
     assert known.plan(graph_of("llama"), {}, 1, 70).seconds == 1.0 and tried == searched, "known by now"
     if plans[1][1] <= 40:
         assert known.plan(graph_of("llama"), {}, 1, 40).seconds == 1.0 and tried == searched, "found within more memory"
+
+
+def test_a_stage_is_planned_for_the_memory_of_its_microbatches_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In three quarters of what the fastest plan holds with four microbatches, another fits. Its bytes are those of the schedule alone."""
+    graph, tried = graph_of("gpt untied"), searches(monkeypatch)
+    known = StageSearches(machine("dp=2,tp=2", stress=True), "adamw", True, "low", 0, None, None)
+    free = known.plan(graph, {}, 4, 1 << 40)
+    assert [one.accumulation.in_flight for one in tried] == [1] and free.memory.peak == memory(free.schedule, "adamw").peak
+    room = int(0.75 * StageSearches.peak(free, 4))
+    found = known.plan(graph, {}, 4, room)
+    assert measure_stage(found.schedule, "adamw").peak_with(4) == StageSearches.peak(found, 4) <= room
+    assert found.schedule.graph.accumulation == graph.accumulation and found.seconds >= free.seconds
+    assert 4 in [one.accumulation.in_flight for one in tried]
