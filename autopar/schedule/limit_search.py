@@ -111,14 +111,23 @@ class LimitSearch:
         return seconds
 
     def _offer(self, plan: ScheduledPlan) -> None:
-        """Keeps a plan if it is better than the best. Tries smaller limits where it does not fit."""
+        """Keeps a plan if it is better than the best. Tries smaller limits where it does not fit, and one under the least would."""
         if plan.better(self.best, self.limit):
             self.best = plan
         limits, excess = plan.limits, plan.memory.peak - self.limit
+        if excess > 0 and not self._may_fit():
+            return
         if excess > 0 and limits.ahead_bytes and self.least_bytes <= self.limit:
             self._try_new(replace(limits, held_bytes=max(self.limit - plan.memory.optimizer, 1)))
         if excess > 0 and limits.summed_bytes and plan.schedule.sums and not plan.estimated:
             self._try_new(replace(limits, summed_bytes=max(_summed_bytes(plan.schedule) - excess, 0)))
+
+    def _may_fit(self) -> bool:
+        """Whether any limits do: those that hold least are tried, if none has fitted yet."""
+        if self.machine.overlaps and self.best is not None and self.best.memory.peak > self.limit:
+            self._try_new(LEAN_LIMITS)
+            return self.best.memory.peak <= self.limit
+        return True
 
     def _try_new(self, limits: Limits) -> None:
         if limits not in self.tried:
@@ -151,16 +160,14 @@ class LimitSearch:
         return self._improved[1]
 
     def _descend(self, start: Limits | None, tries: int, incumbent_seconds: float, gain: float) -> ScheduledPlan:
-        before, overlaps = len(self.tried), self.machine.overlaps
+        before, overlaps, knew_least = len(self.tried), self.machine.overlaps, LEAN_LIMITS in self.tried
         first = LEAN_LIMITS if overlaps and self.least_bytes > self.limit else start or default_limits(self.machine)
         if first in self.tried:
             before -= 1
         else:
             self.try_limits(first)
         assert self.best is not None
-        if self.best.memory.peak > self.limit and overlaps and LEAN_LIMITS not in self.tried:
-            self.try_limits(LEAN_LIMITS)
-            tries += 1
+        tries += LEAN_LIMITS in self.tried and not knew_least and first != LEAN_LIMITS
         begun = self.best
         if (begun.memory.peak > self.limit and begun.limits == LEAN_LIMITS) or begun.seconds > HOPELESS_FACTOR * incumbent_seconds:
             return begun
