@@ -268,7 +268,7 @@ class _Planner:
         one = max(whole.bound_seconds - positions * step, 0.0) / MANY
         least = least_modes(whole.schedule.graph, self.searches.least_seconds(whole.schedule.graph, self.asked.pins))
         modes = [Mode(mode.forward, 0.0, mode.backward) if split else mode for mode in least]
-        chain = AllCuts(PipelineProblem(tuple((mode,) for mode in modes), positions, m, chunks, split=split)).bound()
+        chain = AllCuts(PipelineProblem(tuple((mode,) for mode in modes), positions, m, chunks, split=split)).least()
         if split:
             return max(chain, one * m / positions)
         return max(chain, bound_total(one, positions, m) if chunks == 1 else bound_total_chunks(one, positions, m, chunks))

@@ -23,7 +23,10 @@ from autopar.sharding import ShardingSpec
 UNLIMITED = 1 << 62
 """Bytes that no plan holds."""
 WORTH_SEARCHING = 0.01
-"""Share of a stage's seconds that a plan for fewer microbatches in flight must save, for one to be searched for more of them."""
+"""Share of a stage's seconds that a plan for fewer microbatches in flight must save, for one to be searched for more of them.
+
+Llama-3-70B on 8 stages in 40 GiB takes 2.4805 s with it, and 2.4799 s with 0, for 25 CPU seconds more.
+"""
 STAGE_EFFORT = 0.2
 """Share of a search's work for one plan of a stage. A stage of 70B in 40 GiB takes 2.16 s with it, 2.12 with 0.25, 2.14 with all."""
 LONGEST_SECONDS, LEAST_SECONDS = 3600.0, 5.0
@@ -124,8 +127,7 @@ class StageSearches:
     def least_seconds(self, graph: Graph, pins: Mapping[str, str]) -> Mapping[str, float]:
         """Seconds that each operator of a graph that was planned takes at least, in any strategy."""
         space = next(iter(self._structures[structure_of(graph, pins)].shared[1].spaces.values()))
-        whole = replace(space, graph=graph)
-        return {op.name: float(whole.op_choices(op).seconds.min()) for op in graph.ops}
+        return {op.name: space.least_seconds(op, graph) for op in graph.ops}
 
     @staticmethod
     def peak(found: SearchResult, in_flight: int) -> int:
@@ -176,7 +178,7 @@ class StageSearches:
             return None
         mine = {item.tensor: inputs[item.tensor] for item in graph.inputs}
         begun = Assignment(mine, {op.name: strategies[op.name] for op in graph.ops})
-        return replace(self.whole, own_seconds=0.0, scheduled_plan=replace(plan, assignment=begun))
+        return replace(self.whole, seconds=0.0, own_seconds=0.0, scheduled_plan=replace(plan, assignment=begun))
 
     def _in_names(self, found: SearchResult, graph: Graph) -> SearchResult:
         """The result in the names of a graph of equal structure."""

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
-import pulp
 
+from ..linear_program import Range, minimise
 from .chain import fits, rooms
 from .problem import Mode, PipelineProblem
 from .settings import SETTINGS
@@ -125,14 +125,9 @@ def bound_total_chunks(work: float, devices: int, microbatches: int, chunks: int
     rows = np.tri(count, k=-1)
     for chunk in range(count):
         rows[chunk, chunk::devices] += microbatches
-    problem = pulp.LpProblem("work", pulp.LpMaximize)
-    seconds = [problem.add_variable(f"t{chunk}", 0) for chunk in range(count)]
-    problem += pulp.lpSum(seconds)
-    limits = [pulp.lpSum(share * value for share, value in zip(row, seconds, strict=True) if share) <= 1 for row in rows.tolist()]
-    for limit in limits:
-        problem += limit
-    problem.solve(pulp.HiGHS(msg=False))
-    multipliers = np.abs([limit.pi or 0.0 for limit in limits])
+    none, endless = np.zeros(count), np.full(count, np.inf)
+    _, duals = minimise(np.full(count, -1.0), Range(none, endless), rows, Range(-endless, np.ones(count)))
+    multipliers = np.abs(duals)
     return work * float((multipliers @ rows).min() / multipliers.sum())
 
 
@@ -154,9 +149,12 @@ class AllCuts:
         self.trip = self.crossing[layers] + ways * sum(problem.hops) + self.last_weights
 
     def bound(self) -> float:
-        """Seconds that any answer takes at least; infinite where none fits."""
-        low = self._chunks_bound() if self.problem.chunks > 1 else self._greedy_bound()
-        return low if math.isinf(low) else round_up(low, step_unit(self.problem))
+        """Seconds that any answer takes at least; infinite where none fits. Every step is a whole multiple of ``step_unit``."""
+        return round_up(self.least(), step_unit(self.problem))
+
+    def least(self) -> float:
+        """The bound before it is rounded up: it also holds where layers take more seconds than the problem says."""
+        return self._chunks_bound() if self.problem.chunks > 1 else self._greedy_bound()
 
     def _chunks_bound(self) -> float:
         """The mean over the devices of ``bound_sections``, the d-th having d layers or more before its first chunk; and one trip.

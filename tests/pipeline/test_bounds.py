@@ -15,7 +15,7 @@ from autopar.pipeline.layer_tables import least_modes
 from autopar.pipeline.planning import PipelineRequest, plan_pipeline
 from autopar.pipeline_plan import OrderName
 from autopar.search.choices.pins import Pins
-from autopar.search.choices.space import Space
+from autopar.search.choices.space import CONTRACTION, Space
 from tests.pipeline.models import capture, machine
 
 MODELS = ("gpt tied", "gpt untied", "llama", "moe", "encoder-decoder", "masked")
@@ -45,6 +45,14 @@ def test_an_operator_is_in_the_stage_of_its_unit_in_every_cut(model: str) -> Non
             mine = [sum(op.phase == phase for op in stage.ops) for phase in ("forward", "backward")]
             assert sum(mode.forward for mode in modes[begin:end]) <= mine[0]
             assert sum(mode.backward for mode in modes[begin:end]) <= mine[1]
+
+
+def test_an_operator_is_not_counted_before_its_strategies_are_known() -> None:
+    graph = graph_of("llama")
+    space = Space(graph, machine("dp=2", stress=True), "adamw", Pins())
+    op = next(op for op in graph.ops if op.target == CONTRACTION)
+    assert space.least_seconds(op, graph) == 0
+    assert space.op_choices(op).seconds.min() == space.least_seconds(op, graph) > 0
 
 
 @pytest.mark.parametrize(

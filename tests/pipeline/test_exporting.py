@@ -29,22 +29,19 @@ from autopar.sharding import ShardingSpec
 from benchmarks.models import stressed
 from tests.pipeline.models import MODELS, build, capture, values_of
 from tests.pipeline.test_evaluation import dropping
+from tests.pipeline.test_interleaved import Shared
 from tests.pipeline.test_training import plan_of
 from tests.runtime.test_training import on_ranks, refused
 
 pytestmark = pytest.mark.usefixtures("short_search")
 
 
-class Mixed(nn.Module):
+class Mixed(Shared):
     """A weight that two stages of one rank have, a frozen layer, buffers, and a tensor that all stages read."""
 
     def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
-        self.layers[2].weight = self.layers[0].weight
-        self.layers[1].requires_grad_(False)
-        self.scale: Tensor
-        self.register_buffer("scale", torch.linspace(0.5, 1.5, width), persistent=False)
+        super().__init__(width)
+        self.register_buffer("scale", self.scale, persistent=False)
         self.register_buffer("count", torch.zeros(2))
         self.shift = torch.linspace(-1.0, 1.0, width, dtype=torch.float64)
 

@@ -153,6 +153,15 @@ class Space:
             self._conversions[id(found)] = found, self._with_kept(op, found)
         return self._conversions[id(found)][1]
 
+    def least_seconds(self, op: Op, graph: Graph) -> float:
+        """Least seconds of an operator of ``graph`` in a microbatch; 0 where its strategies are not known yet, or it may run once.
+
+        Args:
+            graph: this space's, or another one's on the same machine.
+        """
+        known = self._ops.get(op_signature(op, graph))
+        return 0.0 if known is None or op.name in graph.conversions else float(known.seconds.min())
+
     @cached_property
     def made_once(self) -> frozenset[str]:
         """The conversions of parameters that may run once a step, before its microbatches: where nothing is pinned."""

@@ -123,6 +123,14 @@ def test_the_bound_with_chunks_is_that_without_where_there_is_one_and_more_than_
     assert 16 * 3.0 / 8 < bound_total_chunks(3.0, 8, 16, 4) < bound_total_chunks(3.0, 8, 16, 2) < bound_total(3.0, 8, 16)
 
 
+def test_the_least_is_not_rounded_for_layers_may_take_more():
+    """Three layers of 4 seconds on two devices, two microbatches. All steps are whole seconds until a layer takes a little more."""
+    problem = equal(3, 2, 2)
+    assert AllCuts(problem).least() < AllCuts(problem).bound() == math.ceil(AllCuts(problem).least())
+    longer = PipelineProblem(((Mode(1.25, 2.125),),) * 3, 2, 2)
+    assert AllCuts(problem).least() <= AllCuts(longer).least() <= shortest_step(longer)
+
+
 def test_steps_are_multiples_of_a_unit():
     assert step_unit(equal(4, 2, 2, transfer=0.02)) == 0.02
     assert round_up(62.7, 3.0) == 63.0 and round_up(63.0 + 1e-9, 3.0) == 63.0 and round_up(62.7, 0.0) == 62.7
