@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import pytest
 import torch
 from torch.nn import functional
 
 import autopar.dialect as dialect
 from autopar.dialect import attention as attention_module
+from autopar.dialect import attention_kernels
+from autopar.errors import UsageError
 from autopar.runtime.operators import find_function
 from autopar.verify.live_memory import LiveMemory
 
@@ -102,7 +107,7 @@ def attention_mask(kind: str | None, q: tuple[int, ...], k: tuple[int, ...]) -> 
 @pytest.mark.parametrize(("q", "k", "mask", "causal"), ATTENTION_CASES)
 def test_attention_is_scaled_dot_product_attention(q, k, mask, causal, dtype, kernel, monkeypatch):
     if kernel == "math":
-        monkeypatch.setattr(attention_module, "_kernel", lambda *_: "math")
+        monkeypatch.setattr(attention_kernels, "choose_kernel", lambda *_, **__: "math")
     bias = attention_mask(mask, q, k)
     bias = bias.to(dtype) if mask == "float" else bias
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 6e-2}[dtype]
@@ -119,7 +124,7 @@ def test_attention_kernels_agree_on_lse(q, k, mask, causal, monkeypatch):
     tensors = [random(*shape, seed=i, grad=False) for i, shape in enumerate((q, k, k))]
     arguments = (*tensors, attention_mask(mask, q, k), causal, 0.3, 0.0, 0)
     _, chosen = ops.attention(*arguments)
-    monkeypatch.setattr(attention_module, "_kernel", lambda *_: "math")
+    monkeypatch.setattr(attention_kernels, "choose_kernel", lambda *_, **__: "math")
     torch.testing.assert_close(chosen, ops.attention(*arguments)[1])
 
 
@@ -166,11 +171,16 @@ def test_attention_with_operands_of_any_layout_and_masks_that_broadcast(mask_sha
 
 
 @pytest.mark.parametrize("offset", [None, 0, 8, 40])
-@pytest.mark.parametrize(("kernel", "masked"), [("flash", False), ("efficient", False), ("efficient", True)])
-def test_fused_gpu_kernels_accept_what_they_are_given(kernel, masked, offset, monkeypatch):
+@pytest.mark.parametrize("way", ["cudnn", "cudnn masked", "flash", "efficient", "efficient masked"])
+def test_fused_gpu_kernels_accept_what_they_are_given(way, offset, monkeypatch):
     """Without an offset attention is not causal. (Shapes alone: no kernel runs on the device of nothing.)"""
-    calls = []
-    monkeypatch.setattr(attention_module, "_kernel", lambda q, k, v, mask, causal: calls.append((q.shape[2], k.shape[2], causal)) or kernel)
+    kernel, masked, calls = way.partition(" ")[0], "masked" in way, []
+
+    def choose(q, k, v, mask, causal, *, backward):
+        calls.append((q.shape[2], k.shape[2], causal))
+        return kernel
+
+    monkeypatch.setattr(attention_kernels, "choose_kernel", choose)
     q = torch.empty(2, 8, 40, 64, device="meta", dtype=torch.bfloat16)
     k = torch.empty(2, 2, 96, 64, device="meta", dtype=torch.bfloat16)
     mask = torch.empty(2, 1, 40, 96, device="meta", dtype=torch.bool) if masked else None
@@ -182,6 +192,70 @@ def test_fused_gpu_kernels_accept_what_they_are_given(kernel, masked, offset, mo
     if offset is not None and not masked:
         wanted = [(40, 40, True)] if offset == 0 else [(40, offset, False), (40, 40, True)]
         assert calls == wanted * 2, "a kernel is causal on squares alone, and no key is read that no query sees"
+
+
+def shapes_alone() -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys."""
+    q, k = (torch.empty(1, heads, 64, 32, device="meta", dtype=torch.bfloat16) for heads in (4, 2))
+    return q, k
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("choice", ["cudnn", "flash", "efficient", "math", "overrideable"])
+def test_a_gpu_runs_the_kernel_that_torch_would(choice, backward, monkeypatch):
+    asked, checked = [], []
+    monkeypatch.setattr(attention_kernels, "choose_attention", lambda *given, backward: asked.append((given, backward)) or choice)
+    monkeypatch.setattr(attention_kernels, "_check_kernel", lambda *given: checked.append(given))
+    q, k = shapes_alone()
+    found = attention_kernels._choose_on_gpu(q, k, k, None, True, backward)
+    assert found == (choice if choice in ("cudnn", "flash", "efficient") else "math")
+    assert asked[0] == ((q, k, k, None, True), backward)
+    assert checked == ([] if found == "math" else [(found, q.device, q.dtype, 32, 2, backward)])
+
+
+def test_heads_are_repeated_where_only_then_a_fused_kernel_takes_them(monkeypatch):
+    q, k = shapes_alone()
+    monkeypatch.setattr(attention_kernels, "choose_attention", lambda q, k, *_, backward: "efficient" if q.shape == k.shape else "math")
+    monkeypatch.setattr(attention_kernels, "_check_kernel", lambda *_: None)
+    assert attention_kernels._choose_on_gpu(q, k, k, None, True, True) == "efficient"
+
+
+def test_a_kernel_that_gives_other_numbers_is_refused(monkeypatch):
+    check, right = attention_kernels._check_kernel.__wrapped__, attention_kernels._forward
+    for shared, backward in ((1, False), (4, False), (4, True)):
+        check("cpu", torch.device("cpu"), torch.bfloat16, 16, shared, backward)
+
+    def in_bits(kernel, *given):
+        out, lse = right(kernel, *given)
+        return out, lse * (1.0 if kernel == "math" else 1 / math.log(2))
+
+    monkeypatch.setattr(attention_kernels, "_forward", in_bits)
+    monkeypatch.setitem(attention_kernels._FLAGS, "cpu", "flash")
+    words = "cpu attention in torch.float32 with heads of 16, 2 to a key head, is off by 44.3 % in forward on cpu"
+    with pytest.raises(UsageError, match=re.escape(words)):
+        check("cpu", torch.device("cpu"), torch.float32, 16, 2, False)
+
+
+def test_masks_of_any_number_of_keys_lie_in_aligned_rows():
+    bias = random(1, 2, 3, 18, grad=False)
+    found = attention_kernels._padded(bias)
+    assert torch.equal(found, bias) and found.stride() == (2 * 3 * 32, 3 * 32, 32, 1)
+    assert attention_kernels._padded(bias[..., :16]).shape[-1] == 16 and attention_kernels._padded(None) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("q", "k", "mask", "causal"), ATTENTION_CASES)
+def test_attention_on_a_gpu_is_that_of_torch(q, k, mask, causal, dtype):
+    wide = [(*shape[:2], 8 * shape[2] + 1, 8 * shape[3]) for shape in (q, k, k)]
+    tensors = [random(*shape, dtype=dtype, seed=i).detach().cuda().requires_grad_() for i, shape in enumerate(wide)]
+    bias = attention_mask(mask, *wide[:2])
+    bias = None if bias is None else bias.cuda() if bias.dtype == torch.bool else bias.to("cuda", dtype)
+    ours = ops.attention(*tensors, bias, causal, 0.3, 0.0, 0)[0]
+    theirs = functional.scaled_dot_product_attention(*tensors, bias, 0.0, causal, scale=0.3, enable_gqa=q[1] != k[1])
+    grad = torch.randn_like(ours)
+    for a, b in zip((ours, *torch.autograd.grad(ours, tensors, grad)), (theirs, *torch.autograd.grad(theirs, tensors, grad)), strict=True):
+        torch.testing.assert_close(a, b, rtol=3e-2, atol=3e-2 * float(b.abs().max()))
 
 
 # queries, keys, parts of the queries; two parts of 20 in 14 keys: the second sees them all, some rows of the first do
@@ -224,7 +298,7 @@ def windows_of_attention(q, k, parts, mask, dtype):
 @pytest.mark.parametrize(("q", "k", "parts"), WINDOWS)
 def test_windows_of_causal_attention_add_up(q, k, parts, mask, kernel, monkeypatch):
     if kernel == "math":
-        monkeypatch.setattr(attention_module, "_kernel", lambda *_: "math")
+        monkeypatch.setattr(attention_kernels, "choose_kernel", lambda *_, **__: "math")
     for a, b in zip(*windows_of_attention(q, k, parts, mask, torch.float64), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
 
@@ -238,8 +312,8 @@ def test_an_offset_means_nothing_without_causality_and_nothing_is_split_at_offse
     q, k = random(1, 2, 4, 8, grad=False), random(1, 2, 8, 8, grad=False)
     torch.testing.assert_close(ops.attention(q, k, k, None, False, 0.3, 0.0, 4)[0], ops.attention(q, k, k, None, False, 0.3, 0.0, 0)[0])
     calls = []
-    forward = attention_module._forward
-    monkeypatch.setattr(attention_module, "_forward", lambda *arguments: calls.append(arguments) or forward(*arguments))
+    forward = attention_module.run_forward
+    monkeypatch.setattr(attention_module, "run_forward", lambda *arguments: calls.append(arguments) or forward(*arguments))
     ops.attention(k, k, k, None, True, 0.3, 0.0, 0)
     ((_, keys, values, mask, causal, _),) = calls
     assert (keys.data_ptr(), values.data_ptr(), mask, causal) == (k.data_ptr(), k.data_ptr(), None, True)

@@ -36,6 +36,16 @@ def test_fake_mode_makes_shapes_without_memory_and_takes_real_constants():
     assert not torch_compat.is_fake(torch.ones(3))
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_torch_says_which_kernel_its_attention_runs(backward: bool):
+    q, k = torch.randn(1, 4, 6, 8), torch.randn(1, 4, 6, 5)
+    mask = torch.ones(1, 4, 6, 6, dtype=torch.bool)
+    assert torch_compat.choose_attention(q, q, q, None, True, backward=backward) == "flash"
+    assert torch_compat.choose_attention(q, q, q, mask, False, backward=backward) == "flash"
+    assert torch_compat.choose_attention(q, q, k, None, True, backward=backward) == "math", "values of another size"
+    assert not q.requires_grad
+
+
 def test_adaptive_softmaxes_return_what_they_did():
     softmax = torch.nn.AdaptiveLogSoftmaxWithLoss(4, 8, [2, 4], div_value=1.0)
     result = softmax(torch.randn(3, 4), torch.tensor([0, 3, 7]))

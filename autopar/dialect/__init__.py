@@ -6,6 +6,7 @@ parts that split differently (both gradients of a convolution in one operator).
 
 contraction, convolution, attention, lookup, extreme, diagonal, ctc, experts, grouped, batch_norm, rms_norm, recurrence, dropout, noise,
 shard, on_axes, collectives: the operators.
+attention_kernels: what attention runs.
 library: how one is declared.
 """
 

@@ -7,8 +7,7 @@ among the keys, 0 but on ranks that hold a later part of the queries; without ``
 is the logarithm of the sum of exponentials of the scores, float32 (float64 for float64 inputs). Results lie in memory as
 ``[b, s, h, d]``, which is how the projections around attention read and write them.
 
-Which kernel runs is chosen here, at run time, by device, dtype and shape; plans never name a kernel. Every kernel
-gives ``lse`` the same meaning, so forward and backward may take different ones.
+Which kernel runs is chosen at run time (``attention_kernels``); plans never name a kernel.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.dialect.attention_kernels import run_backward, run_forward
 from autopar.dialect.library import define, wide_dtype
 
 
@@ -30,130 +30,6 @@ def _heads_last(tensor: Tensor) -> Tensor:
 def _empty_heads_last(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     b, h, s, d = shape
     return like.new_empty([b, s, h, d]).transpose(1, 2)
-
-
-def _share_heads(tensor: Tensor, heads: int) -> Tensor:
-    """Key or value heads repeated so that there is one for each query head."""
-    return tensor if tensor.shape[1] == heads else tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
-
-
-def _sum_heads(gradient: Tensor, heads: int) -> Tensor:
-    """The gradient of ``_share_heads``."""
-    if gradient.shape[1] == heads:
-        return gradient
-    b, _, t, d = gradient.shape
-    return gradient.reshape(b, heads, -1, t, d).sum(2)
-
-
-def _kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> str:
-    """``cpu``, ``flash``, ``efficient`` (the fused kernels of torch) or ``math``."""
-    fused = q.dim() == 4 and q.shape[3] == k.shape[3] == v.shape[3] and min(*q.shape, *k.shape) > 0
-    if not fused or not q.dtype == k.dtype == v.dtype:
-        return "math"
-    if q.device.type == "cpu":
-        return "cpu" if q.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16) else "math"
-    if q.device.type == "cuda" and q.shape[3] % 8 == 0 and q.shape[3] <= 256 and torch.cuda.get_device_capability(q.device) >= (8, 0):
-        aligned = not causal or q.shape[2] == k.shape[2]
-        if mask is None and aligned and q.dtype in (torch.float16, torch.bfloat16):
-            return "flash"
-        if q.dtype in (torch.float16, torch.bfloat16, torch.float32) and (mask is None or k.shape[2] % 16 == 0):
-            return "efficient"
-    return "math"
-
-
-def _additive(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """The mask as scores to add, in the dtype of ``q``, with four dims."""
-    if mask is None:
-        return None
-    if mask.dtype == torch.bool:
-        mask = q.new_zeros(()).masked_fill(~mask, float("-inf"))
-    return _rows(mask.to(q.dtype).expand(*mask.shape[:-1], k.shape[2])).expand(*q.shape[:3], k.shape[2])
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """The tensor with neighbours of the last dim side by side in memory, which the fused kernels take for granted."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    scores = torch.matmul(q, k.transpose(-1, -2)) * scale
-    if causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(hidden, float("-inf"))
-    if mask is not None and mask.dtype == torch.bool:
-        return scores.masked_fill(~mask, float("-inf"))
-    return scores if mask is None else scores + mask
-
-
-def _math_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    wide = wide_dtype(q.dtype)
-    scores = _scores(q.to(wide), k.to(wide), mask, causal, scale)
-    lse = torch.logsumexp(scores, -1)
-    return torch.matmul(_probabilities(scores, lse), v.to(wide)).to(q.dtype), lse
-
-
-def _probabilities(scores: Tensor, lse: Tensor) -> Tensor:
-    """``exp(scores - lse)``; a query that attends nothing has zeros."""
-    return torch.exp(scores - torch.where(lse.isneginf(), 0, lse).unsqueeze(-1))
-
-
-def _math_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """With ``p = exp(scores - lse)``: ``dv = p^T grad``, ``ds = p * (grad v^T - rowsum(grad * out))``, ``dq = ds k``, ``dk = ds^T q``."""
-    wide = wide_dtype(q.dtype)
-    dtype = q.dtype
-    grad, q, k, v, out = (tensor.to(wide) for tensor in (grad, q, k, v, out))
-    p = _probabilities(_scores(q, k, mask, causal, scale), lse.to(wide))
-    ds = p * (torch.matmul(grad, v.transpose(-1, -2)) - (grad * out).sum(-1, keepdim=True)) * scale
-    found = torch.matmul(ds, k), torch.matmul(ds.transpose(-1, -2), q), torch.matmul(p.transpose(-1, -2), grad)
-    dq, dk, dv = (tensor.to(dtype) for tensor in found)
-    return dq, dk, dv
-
-
-def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    kernel = _kernel(q, k, v, mask, causal)
-    q, k, v = _rows(q), _rows(_share_heads(k, q.shape[1])), _rows(_share_heads(v, q.shape[1]))
-    aten = torch.ops.aten
-    if kernel == "cpu":
-        bias = _additive(mask, q, k)
-        return aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
-    if kernel == "flash":
-        return aten._scaled_dot_product_flash_attention.default(q, k, v, 0.0, causal, False, scale=scale)[:2]
-    if kernel == "efficient":
-        bias = _additive(mask, q, k)
-        out, lse = aten._scaled_dot_product_efficient_attention.default(q, k, v, bias, True, 0.0, causal, scale=scale)[:2]
-        return out, lse[:, :, : q.shape[2]]
-    return _math_forward(q, k, v, mask, causal, scale)
-
-
-def _backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    kernel = _kernel(q, k, v, mask, causal)
-    heads = k.shape[1]
-    grad, q, out = _rows(grad), _rows(q), _rows(out)
-    k, v = _rows(_share_heads(k, q.shape[1])), _rows(_share_heads(v, q.shape[1]))
-    aten = torch.ops.aten
-    if kernel == "cpu":
-        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-        found = backward(grad, q, k, v, out, lse, 0.0, causal, attn_mask=_additive(mask, q, k), scale=scale)
-    elif kernel == "flash":
-        state = torch.zeros(2, dtype=torch.uint64, device=q.device)
-        unused = torch.empty(0, dtype=torch.uint64, device=q.device)
-        backward = aten._scaled_dot_product_flash_attention_backward.default
-        found = backward(grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, state, unused, scale=scale)
-    elif kernel == "efficient":
-        padded = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32))
-        state = torch.zeros((), dtype=torch.int64, device=q.device)
-        backward = aten._scaled_dot_product_efficient_attention_backward.default
-        wanted = [True, True, True, False]
-        bias = _additive(mask, q, k)
-        found = backward(grad, q, k, v, bias, out, padded, state, state, 0.0, wanted, causal, scale=scale)[:3]
-    else:
-        found = _math_backward(grad, q, k, v, out, lse, mask, causal, scale)
-    dq, dk, dv = found
-    return dq, _sum_heads(dk, heads), _sum_heads(dv, heads)
 
 
 @dataclass(frozen=True)
@@ -219,7 +95,7 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     _refuse_dropout(dropout)
     stretches = _stretches(q, k, mask, causal, offset)
-    out, lse = _merged([_forward(q, item.of(k), item.of(v), item.mask, item.causal, scale) for item in stretches], q.dtype)
+    out, lse = _merged([run_forward(q, item.of(k), item.of(v), item.mask, item.causal, scale) for item in stretches], q.dtype)
     return _heads_last(out), lse.to(wide_dtype(q.dtype)).contiguous()
 
 
@@ -239,7 +115,7 @@ def _attention_backward(
     """With ``out`` and ``lse`` over all keys, each stretch of keys gives its own gradient and an addend of the queries'."""
     _refuse_dropout(dropout)
     stretches = _stretches(q, k, mask, causal, offset)
-    found = [_backward(grad, q, item.of(k), item.of(v), out, lse, item.mask, item.causal, scale) for item in stretches]
+    found = [run_backward(grad, q, item.of(k), item.of(v), out, lse, item.mask, item.causal, scale) for item in stretches]
     dq, dk, dv = zip(*found, strict=True)
     return _heads_last(sum(dq[1:], dq[0])), _joined(list(dk), stretches, k), _joined(list(dv), stretches, v)
 

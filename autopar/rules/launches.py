@@ -165,8 +165,8 @@ def _batch_norm_backward(issue: Issue) -> int:
 
 
 def _attention(issue: Issue) -> int:
-    """By a fused kernel: key and value heads are repeated first. Queries with keys before them take two calls, which are merged."""
-    shared = _shares_heads(issue)
+    """By a fused kernel. Queries with keys before them take two calls, which are merged."""
+    shared = _repeats_heads(issue)
     if not _sees_earlier(issue):
         return 1 + 2 * shared + _mask(issue)
     if issue.given("mask"):
@@ -176,8 +176,8 @@ def _attention(issue: Issue) -> int:
 
 def _attention_backward(issue: Issue) -> int:
     """Gradients of repeated heads are summed and laid out; those of stretches of keys are put together."""
-    shared = _shares_heads(issue)
-    state = 1 if _is_flash(issue) else 2
+    shared = _repeats_heads(issue)
+    state = 1 if _takes_groups(issue) else 2
     summed = 4 * shared + 2 * (shared and issue.shape("k")[1] > 1)
     if not _sees_earlier(issue):
         return 1 + state + summed + _mask(issue)
@@ -186,7 +186,8 @@ def _attention_backward(issue: Issue) -> int:
     return 2 * (1 + state + 4 * shared) + 9
 
 
-def _is_flash(issue: Issue) -> bool:
+def _takes_groups(issue: Issue) -> bool:
+    """Whether flash or cuDNN's kernels run: the others need a key head for each query head."""
     return issue.dtype("q") in NARROW and not issue.given("mask")
 
 
@@ -200,9 +201,9 @@ def _sees_earlier(issue: Issue) -> bool:
     return bool(issue.arguments["causal"]) and (issue.arguments["offset"] != 0 or issue.splits("s"))
 
 
-def _shares_heads(issue: Issue) -> bool:
-    """Whether several query heads of a rank share a key head."""
-    return issue.strategy is not None and issue.shape("q")[1] != issue.shape("k")[1]
+def _repeats_heads(issue: Issue) -> bool:
+    """Whether several query heads of a rank share a key head, and the kernel needs one for each."""
+    return issue.strategy is not None and issue.shape("q")[1] != issue.shape("k")[1] and not _takes_groups(issue)
 
 
 def _expert_contract(issue: Issue) -> int:
@@ -315,13 +316,13 @@ def _mirrored_backward(issue: Issue) -> int:
 def _ring(issue: Issue) -> int:
     """One call a turn, merged with those before; under a causal mask rows are put in order too."""
     turns, causal = _turns(issue), bool(issue.arguments["causal"])
-    each = 1 + 2 * _shares_heads(issue)
+    each = 1 + 2 * _repeats_heads(issue)
     return turns * each + 8 * (turns - 1) + 1 + 4 * causal + 2 * (issue.dtype("q") in NARROW)
 
 
 def _ring_backward(issue: Issue) -> int:
     turns, causal = _turns(issue), bool(issue.arguments["causal"])
-    each = 2 + (not _is_flash(issue)) + 4 * _shares_heads(issue)
+    each = 2 + (not _takes_groups(issue)) + 4 * _repeats_heads(issue)
     return turns * each + 3 * (turns - 1) + 4 + 8 * causal + 2 * (issue.dtype("q") in NARROW)
 
 

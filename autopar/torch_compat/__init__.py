@@ -7,6 +7,7 @@ total_norms     the norm that gradients are clipped by, over the stages of a pip
 versions        the versions of torch that autopar was tested with
 tensors         fake tensors, trees of arguments, tensors of one's own, and what an operator's schema says
 tracing         joint traces of forward and backward, where their operators come from, and what stands in for operators
+attention       the kernel of attention that torch would run on a GPU
 autograd        calls of autograd and its transforms that a model makes itself, and the backward pass that runs
 modules         modules: their hooks, their forward, and conversions that must not change them while they are captured
 process_groups  process groups: what a model asks of them while it is captured, and collectives under the names of each version
@@ -20,6 +21,7 @@ dtensor_rules   rules of operators in place of those that DTensor has not, or ha
 dtensors        what DTensor is taught before weights, gradients and outputs are handed out as such
 """
 
+from autopar.torch_compat.attention import choose_attention
 from autopar.torch_compat.autograd import (
     accumulating,
     is_reentrant_checkpoint,
@@ -156,7 +158,8 @@ __all__ = [
     "ALIKE_FOR_PARTS", "LINEAR", "NO_TORCH_FUNCTION", "ORIGIN", "PRODUCTS", "REGROUPING", "STATE_HOOKS", "TESTED", "Chunk", "PartOf",
     "UntestedTorchWarning", "WithinReplicas", "accumulating", "adaptive_result", "all_gather_single", "answered_as_not_exported",
     "answered_as_one_device", "argument_of", "as_torch_does", "assert_later", "assign_data", "autocast_on_cpu", "bare_graphs", "before",
-    "beneath_levels", "by_formula", "check_tested", "checkpoint_in_chunks", "children_of", "choose_rules", "collective_modules",
+    "beneath_levels", "by_formula", "check_tested", "checkpoint_in_chunks", "children_of", "choose_attention", "choose_rules",
+    "collective_modules",
     "convolve_in_whole", "copy_each", "cut_into", "detach_local_parts", "dispatch_mode", "draws", "dtensor_like", "fake_mode",
     "flatten_axes", "flatten_with_paths", "format_numbers", "forward_of", "functional_collectives", "gather_unequal_parts", "has_blocks",
     "has_unequal_parts", "hooks_of_copy", "in_whole", "is_fake", "is_known_container", "is_operator", "is_reentrant_checkpoint", "is_view",

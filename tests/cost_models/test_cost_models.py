@@ -284,13 +284,13 @@ def test_built_in_files(name: str) -> None:
         assert not figure or "#" in line, f"without a source: {line}"
 
 
-FLASH = {  # (batch, heads, seq, head dim): milliseconds of forward, and of forward and backward; causal, bfloat16, on one H200
-    (2, 32, 4096, 128): (0.94, 3.91),
-    (1, 32, 16384, 128): (6.75, 24.7),
+CUDNN = {  # (batch, heads, seq, head dim): milliseconds of forward, and of forward and backward; causal, bfloat16, on one H200
+    (2, 32, 4096, 128): (0.49, 2.10),
+    (1, 32, 16384, 128): (3.35, 14.6),
 }
 
 
-@pytest.mark.parametrize("shape", FLASH)
+@pytest.mark.parametrize("shape", CUDNN)
 def test_attention_of_an_h200_takes_what_was_measured(shape: tuple[int, int, int, int]) -> None:
     batch, heads, seq, dim = shape
     machine, flops = Machine(Mesh.parse("1"), load_hardware("h200")), 0.5 * 4 * batch * heads * seq**2 * dim
@@ -298,7 +298,7 @@ def test_attention_of_an_h200_takes_what_was_measured(shape: tuple[int, int, int
         1e3 * machine.operator_seconds(Operator(f"autopar.{name}.default", "attention", "bfloat16", (), (), work, 0.0))
         for name, work in (("attention", flops), ("attention_backward", 2.5 * flops))
     )
-    assert (forward, forward + backward) == (pytest.approx(FLASH[shape][0], rel=0.1), pytest.approx(FLASH[shape][1], rel=0.2))
+    assert (forward, forward + backward) == (pytest.approx(CUDNN[shape][0], rel=0.1), pytest.approx(CUDNN[shape][1], rel=0.1))
 
 
 @pytest.mark.parametrize("name", ["h100-sxm", "h200"])

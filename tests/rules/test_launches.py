@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autopar.cost_models.collectives import KINDS
-from autopar.dialect import attention
+from autopar.dialect import attention_kernels
 from autopar.dialect.experts import FIRST_EXPERT
 from autopar.dialect.library import BODIES as DIALECT
 from autopar.dialect.library import WHOLE
@@ -157,7 +157,7 @@ def test_attention_counts_the_calls_of_a_gpu(case: Case, dtype: torch.dtype, mon
     run = drawn_run(case)
     name = str(dtype).removeprefix("torch.")
     tensors = {key: replace(value, dtype=name) if value.dtype.startswith("float") else value for key, value in run.tensors.items()}
-    monkeypatch.setattr(attention, "_kernel", fused_kernel)
+    monkeypatch.setattr(attention_kernels, "choose_kernel", fused_kernel)
     for strategy in split_ways(run):
         if not way_of(strategy):
             found = max(count_on_rank(run, strategy, rank, "meta", dtype) for rank in range(2))
@@ -165,8 +165,10 @@ def test_attention_counts_the_calls_of_a_gpu(case: Case, dtype: torch.dtype, mon
             assert wanted <= found <= wanted + LAYOUTS, (strategy, found, wanted)
 
 
-def fused_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> str:
-    """What ``attention._kernel`` says on a GPU, of heads that its kernels take."""
+def fused_kernel(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, *, backward: bool
+) -> str:  # fmt: skip
+    """What ``choose_kernel`` says on a GPU, of heads that its kernels take."""
     return "flash" if mask is None and q.dtype in (torch.bfloat16, torch.float16) else "efficient"
 
 
