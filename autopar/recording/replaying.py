@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autopar import pricing
@@ -95,12 +96,14 @@ def accumulation_of(plan: Plan) -> Accumulation:
 
 def assignment_of(plan: Plan, graph: Graph) -> Assignment:
     """The plan's choices without its schedule. Raises MismatchError: a strategy that the rules do not have."""
+    of_sum = {row.writes[0]: row.reads[0] for row in plan.schedule if row.kind == "add"}
     reads = {(row.name, position): entry.value or entry.tensor for row in plan.ops for position, entry in enumerate(row.inputs)}
-    reads |= {(f"{OUTPUT}{row.index}", 0): row.value for _, _, row in plan.leaving if row.value is not None}
+    reads |= {(f"{OUTPUT}{row.index}", 0): of_sum.get(row.value, row.value) for _, _, row in plan.leaving if row.value is not None}
     specs = {spec.tensor: spec.in_graph(plan.sizes)[1] for _, _, spec in plan.entering}
     again = frozenset(row.name.removesuffix(AGAIN) for row in plan.recomputed)
     once = frozenset(row.of for row in plan.schedule if row.kind == "run" and row.microbatch < 0)
-    return Assignment(specs, _strategies(plan, graph), tuple(_layouts(plan).values()), reads, again, once)
+    layouts = tuple(replace(layout, source=of_sum.get(layout.source, layout.source)) for layout in _layouts(plan).values())
+    return Assignment(specs, _strategies(plan, graph), layouts, reads, again, once)
 
 
 def first_difference(plan: Plan, graph: Graph) -> str:

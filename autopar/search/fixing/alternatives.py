@@ -26,7 +26,7 @@ class Alternative:
 
     Args:
         words: the spec, or the specs of an operator.
-        seconds: the objective.
+        seconds: the objective, of all microbatches.
         peak: bytes per rank.
     """
 
@@ -77,7 +77,7 @@ def find_alternatives(
             graph, decode_assignment(model, made), machine, optimizer, limit, start=schedule.limits, tries=ALTERNATIVE_TRIES, budget=budget
         )
         if timed.memory.peak <= limit:
-            found[_describe(choice)] = Alternative(_describe(choice), timed.seconds, timed.memory.peak)
+            found[_describe(choice)] = Alternative(_describe(choice), graph.microbatches * timed.seconds, timed.memory.peak)
     return tuple(sorted(found.values(), key=lambda one: (one.seconds, one.peak)))
 
 
