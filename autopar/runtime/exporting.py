@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,20 +116,21 @@ def _share_out(plan: Plan | PipelinePlan, model: nn.Module, loss: Callable[..., 
         check_trains(replayed)
         stages = [replayed.stages.at(position) for position in range(plan.positions)]
         own = [{stage_prefix(stage): replayed.schedules[stage] for stage in mine} for mine in stages]
-        return [_share_of(model, schedules, captured.constants, stored, staged=True) for schedules in own]
+        return [_share_of(model, schedules, captured.constants, stored, plan.model_names()) for schedules in own]
     check_parameters(model, plan)
     captured, schedule = rebuild(model, plan, loss=loss)
-    return [_share_of(model, {"": schedule}, captured.constants, stored, staged=False)]
+    return [_share_of(model, {"": schedule}, captured.constants, stored)]
 
 
 def _share_of(
-    model: nn.Module, schedules: Mapping[str, Schedule], constants: Mapping[str, torch.Tensor], stored: _Stored, *, staged: bool
+    model: nn.Module, schedules: Mapping[str, Schedule], constants: Mapping[str, torch.Tensor], stored: _Stored,
+    staged: Set[str] = frozenset(),
 ) -> Share:  # fmt: skip
     """What the ranks that run these schedules hold.
 
     Args:
         schedules: by what the names of their constants begin with.
-        staged: whether parameters that none of them reads are left to the ranks of other stages.
+        staged: the names of weights that stages read. Parameters among them that none of these schedules reads are of other ranks.
     """
     share, specs = Share(next(iter(schedules.values())).machine.mesh), own_specs(schedules.values())
     named: dict[int, list[str]] = {}
@@ -137,7 +138,7 @@ def _share_of(
         named.setdefault(id(tensor), []).append(name)
     for name, owner, last, tensor in own_tensors(model):
         is_parameter = isinstance(tensor, nn.Parameter)
-        if name != named[id(tensor)][0] or (staged and is_parameter and name not in specs):
+        if name != named[id(tensor)][0] or (is_parameter and name in staged and name not in specs):
             continue
         file = next((other for other in named[id(tensor)] if other in stored), None)
         spec = specs.get(name, ShardingSpec.replicated(tensor.dim()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -292,7 +292,8 @@ def compile_pipeline(
     split = stages_split(replayed.order)
     steps = {stage: bind_stage(captured, replayed.schedules[stage], split=stage in split) for stage in replayed.stages.at(ranks.position)}
     running = run_stages(replayed, steps, ranks, groups)
-    tree, still, absent = _place_weights(model, [replayed.schedules[stage] for stage in steps], place, team, init, seed)
+    mine = [replayed.schedules[stage] for stage in steps]
+    tree, still, absent = _place_weights(model, mine, plan.model_names(), place, team, init, seed)
     programs = PipelinePrograms(
         running.main, tuple(part.training for part in tree.modules()), loss, optimizer=plan.model.optimizer,
         memory_limit=_left_for_programs(plan, tuple(steps)), plan=plan, running=running, absent=absent, bind_stage=bind_stage,
@@ -364,13 +365,17 @@ def capture_pipeline(model: nn.Module, plan: PipelinePlan, loss: Callable[..., A
 
 
 def _place_weights(
-    model: nn.Module, schedules: Sequence[Schedule], place: Place, team: Team, init: Initialise | None, seed: int
+    model: nn.Module, schedules: Sequence[Schedule], read: Set[str], place: Place, team: Team, init: Initialise | None, seed: int
 ) -> tuple[nn.Module, set[str], Absent]:  # fmt: skip
-    """The model's tree with the weights of these stages, the names of those without values; the parameters of others, None in it."""
+    """The model's tree with the weights of these stages, the names of those without values; the parameters of others, None in it.
+
+    Args:
+        read: the names of all weights that some stage reads. Every rank has the others whole.
+    """
     specs = own_specs(schedules)
     named = {name: tensor for name, _, _, tensor in own_tensors(model)}
     mine = {id(named[name]) for name in specs}
-    others = {id(tensor) for tensor in named.values() if isinstance(tensor, nn.Parameter)} - mine
+    others = {id(tensor) for name, tensor in named.items() if isinstance(tensor, nn.Parameter) and name in read} - mine
     sharded, empty = shard_weights(model, specs, place, team, others)
     initialise(model, sharded, empty, init, seed, place)
     still = {name for name, tensor in named.items() if id(tensor) in empty and id(tensor) not in others}

@@ -22,6 +22,7 @@ from autopar.errors import AutoparError, UsageError
 from autopar.pipeline import cut_graph
 from autopar.pipeline.timetable import write_order
 from autopar.pipeline_plan import PipelinePlan
+from autopar.runtime import export_program
 from benchmarks.models import stressed
 from tests.pipeline.models import Masked, build, capture
 from tests.pipeline.test_steps import random_order
@@ -307,6 +308,39 @@ def test_a_whole_state_dict_is_loaded_by_each_stage() -> None:
         return float(module(*args).detach())
 
     assert on_ranks(run, 2) == pytest.approx([changed(*args).item()] * 2, rel=1e-12)
+
+
+class Spare(nn.Module):
+    """Layers, and one that no call reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.spare = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return ((x - y) ** 2).mean()
+
+
+def test_a_parameter_that_no_stage_reads_is_on_all_ranks(tmp_path: Path) -> None:
+    model, args = Spare().double(), (torch.randn(8, 8).double(), torch.randn(8, 8).double())
+    plan = autopar.plan_pipeline(model, args, mesh="pp=2", microbatches=2, hardware=stressed(), effort="low", stages="layers.1")
+    export_program(plan, model, tmp_path / "program")
+    state = {name: tensor + 0.01 for name, tensor in model.state_dict().items()}
+
+    def run(rank: int) -> tuple[list[str], list[str], bool]:
+        module, loaded = autopar.compile_pipeline(model, plan), autopar.load_program(tmp_path / "program")
+        module.load_state_dict(state)
+        train(module, args)
+        whole = module.state_dict()["spare.weight"].full_tensor()
+        there = torch.equal(loaded.state_dict()["spare.bias"].full_tensor(), model.spare.bias)
+        return sorted(module.state_dict()), sorted(loaded.state_dict()), torch.equal(whole, state["spare.weight"]) and there
+
+    spare = ["spare.bias", "spare.weight"]
+    for rank, (mine, loaded, right) in enumerate(on_ranks(run, 2)):
+        assert mine == loaded == [f"layers.{rank}.bias", f"layers.{rank}.weight", *spare] and right
 
 
 SCRIPT = """
