@@ -14,8 +14,9 @@ from autopar.errors import UsageError, VerificationError
 from autopar.seeds import check_seed
 
 if TYPE_CHECKING:
+    from autopar.pipeline_plan import PipelinePlan
     from autopar.plan import Plan
-    from autopar.verify import PipelineVerification, ReducedVerification, Verification
+    from autopar.verify import PipelineVerification, ReducedPipelineVerification, ReducedVerification, Verification
 
 
 STEPS = 10
@@ -33,30 +34,38 @@ def verify(
 ) -> None:
     pipeline = read_pipeline(plan)
     read = read_plan(plan) if pipeline is None else None
-    if pipeline is not None and (reduced or backend != "gloo"):
-        raise UsageError("a pipeline is verified on real ranks so far", f"leave {'--reduced' if reduced else '--backend'} out")
+    if pipeline is not None and backend != "gloo":
+        raise UsageError("a pipeline is verified on real ranks, or stage by stage with --reduced", "leave --backend out")
     if reduced and (backend != "gloo" or steps != STEPS):
         raise UsageError("--reduced runs one step of all ranks in one process", "leave --backend and --steps out")
     import torch
-
-    from autopar.cli.target import load_target
-    from autopar.verify import verify_pipeline
 
     torch.set_num_threads(1)
     torch.manual_seed(check_seed(seed))
     with printing_aside(), Line() as line:
         line.say(f"loading {target}", now=True)
-        found: Verification | PipelineVerification | ReducedVerification
+        found: Verification | PipelineVerification | ReducedVerification | ReducedPipelineVerification
         if read is not None:
             found = _verified(read, target, backend, steps, seed, line, reduced)
         elif pipeline is not None:
-            found = verify_pipeline(pipeline, load_target(target, "train"), steps=steps, seed=seed, progress=line.elapsed)
+            found = _verified_pipeline(pipeline, target, steps, seed, line, reduced)
     out(json.dumps(found.to_json(), allow_nan=False) if json_ else found)
     if not found.passed:
         first, *more = found.problems
         rest = f", and {len(more)} more" if more else ""
         raise VerificationError(f"{plan} failed on {found.ranks} ranks: {first}{rest}", "autopar check says whether the plan was edited")
     note(f"{plan} verified on {found.ranks} ranks")
+
+
+def _verified_pipeline(
+    plan: PipelinePlan, target: str, steps: int, seed: int, line: Line, reduced: bool
+) -> PipelineVerification | ReducedPipelineVerification:  # fmt: skip
+    from autopar.cli.target import load_target
+    from autopar.verify import verify_pipeline, verify_pipeline_reduced
+
+    if reduced:
+        return verify_pipeline_reduced(plan, load_target(target, "train", device="meta"), seed=seed, progress=line.elapsed)
+    return verify_pipeline(plan, load_target(target, "train"), steps=steps, seed=seed, progress=line.elapsed)
 
 
 def _verified(

@@ -28,7 +28,7 @@ class Whole:
     """What a step gives on one device.
 
     Args:
-        outputs: by name.
+        outputs: by name; of what a stage sends, the last microbatch's.
         gradients: by the name of their parameter or input.
         buffers: the new values of buffers that change.
     """
@@ -53,13 +53,22 @@ def run_on_one_device(graph: Graph, values: Mapping[str, torch.Tensor]) -> Whole
     divisors = [float(run["output", DIVISOR]) for run in runs] if made.divisor else []
     weights = [divisor / sum(divisors) for divisor in divisors] or [made.weight if count > 1 else 1.0] * count
     found: dict[str, Tensors] = {"output": {}, "gradient": {}, "buffer": {}}
+    sent = _sent_shares(graph, weights[-1])
     for kind, name in runs[0]:
-        if kind == "buffer":
+        if (kind, name) in sent:
+            found[kind][name] = runs[-1][kind, name] * sent[kind, name]
+        elif kind == "buffer":
             found[kind][name] = runs[-1][kind, name]
         elif name != DIVISOR:
             terms = [run[kind, name] if weight == 1.0 else run[kind, name] * weight for run, weight in zip(runs, weights, strict=True)]
             found[kind][name] = sum(terms[1:], terms[0])
     return Whole(found["output"], found["gradient"], found["buffer"])
+
+
+def _sent_shares(graph: Graph, weight: float) -> dict[tuple[str, str], float]:
+    """What a stage's values are sent times: gradients leave the stage of the loss times the microbatch's ``weight``."""
+    backward = {name for op in graph.ops if op.phase == "backward" for name in op.outputs} if graph.loss_gradient is not None else set()
+    return {(one.kind, one.name): weight if one.tensor in backward else 1.0 for one in graph.outputs if one.is_sent}
 
 
 @torch.no_grad()

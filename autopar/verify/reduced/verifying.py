@@ -8,13 +8,13 @@ operator. In float64 the two differ by less than ``TOLERANCE``, or something is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from autopar.errors import UsageError
-from autopar.graph import DIVISOR, Graph, GraphInput
+from autopar.graph import DIVISOR, Accumulation, Graph, GraphInput
 from autopar.plan import Plan
 from autopar.rows import CollectivePlan
 from autopar.runtime.backends import SharingRanks
@@ -202,15 +202,19 @@ def values_for(graph: Graph, given: Mapping[str, torch.Tensor], seed: int) -> di
     """A value for each graph input by tensor name, of the whole batch where it is cut.
 
     Buffers and constants with values keep the first entries along each dim. Everything else is drawn: matrices of a size that keeps
-    activations near one, vectors and buffers from 0.5 to 1.5, integers in the range of what they index.
+    activations near one, vectors and buffers from 0.5 to 1.5, integers in the range of what they index. A stage of a pipeline has the same
+    values in each microbatch, as what it receives is.
     """
     generator = torch.Generator().manual_seed(seed)
     return {item.tensor: _value(item, graph, given, generator) for item in graph.inputs}
 
 
 def _value(item: GraphInput, graph: Graph, given: Mapping[str, torch.Tensor], generator: torch.Generator) -> torch.Tensor:
-    tensor = graph.tensors[item.tensor]
-    shape = (tensor.shape[0] * graph.parts(item.tensor), *tensor.shape[1:]) if graph.parts(item.tensor) > 1 else tensor.shape
+    tensor, parts = graph.tensors[item.tensor], graph.parts(item.tensor)
+    if parts > 1 and (any(one.is_received for one in graph.inputs) or any(one.is_sent for one in graph.outputs)):
+        alone = replace(graph, accumulation=Accumulation())
+        return torch.cat([_value(item, alone, given, generator)] * parts)
+    shape = (tensor.shape[0] * parts, *tensor.shape[1:]) if parts > 1 else tensor.shape
     dtype = getattr(torch, tensor.dtype)
     if item.kind in ("buffer", "constant") and item.name in given and given[item.name].dim() == len(shape):
         whole = wide_tensors(given[item.name].detach().cpu())
