@@ -100,7 +100,7 @@ def assignment_of(plan: Plan, graph: Graph) -> Assignment:
     specs = {spec.tensor: spec.in_graph(plan.sizes)[1] for _, _, spec in plan.entering}
     again = frozenset(row.name.removesuffix(AGAIN) for row in plan.recomputed)
     once = frozenset(row.of for row in plan.schedule if row.kind == "run" and row.microbatch < 0)
-    return Assignment(specs, _strategies(plan, graph), tuple(_layouts(plan).values()), reads, again, once)
+    return Assignment(specs, _strategies(plan, graph), tuple(_layouts(plan).values()), reads, again, once, _states_on_host(plan))
 
 
 def first_difference(plan: Plan, graph: Graph) -> str:
@@ -213,7 +213,12 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
         layouts,
         tuple((output, row.value or row.tensor) for output, (_, _, row) in zip(graph.outputs, plan.leaving, strict=True)),
         Limits(**vars(plan.limits)),
+        _states_on_host(plan),
     )
+
+
+def _states_on_host(plan: Plan) -> frozenset[str]:
+    return frozenset(row.tensor for row in plan.parameters.values() if row.states_on_host)
 
 
 def _layouts(plan: Plan) -> dict[str, Layout]:
