@@ -277,7 +277,8 @@ def measured_step(optimizer: Any, held: Iterable[torch.Tensor], ranks: int = 1) 
     mine = [one for one in getattr(optimizer, "optimizers", [optimizer]) if isinstance(one, HostOptimizer)]
     for one in mine:
         one.at_once = ranks
-    with LiveMemory([*held, *states_of(optimizer)]) if mine else nullcontext() as memory:
+    passes = any(is_hosted(parameter) for one in mine for group in one.param_groups for parameter in group["params"])
+    with LiveMemory([*held, *states_of(optimizer)]) if passes else nullcontext() as memory:
         optimizer.step()
     return memory.peak // ranks if memory is not None else 0
 
