@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from autopar.runtime.host_optimizer import HostOptimizer
+from autopar.runtime.host_optimizer import HostOptimizer, Pair, is_hosted
 
 FULL = torch.float32
 MASTER = "master"
@@ -41,6 +41,14 @@ class MasterWeights(HostOptimizer):
         groups: list[Any] = given if given and isinstance(given[0], dict) else [{"params": given}]
         trained = [{**group, "params": [parameter for parameter in group["params"] if parameter.requires_grad]} for group in groups]
         super().__init__(trained, make, **options)
+
+    def _step_together(self, pairs: Sequence[Pair]) -> None:
+        """Where states lie on the host memory is short: float32 gradients are made of one parameter at a time, of as many as pass together.
+        """
+        short = any(is_hosted(parameter) for group in self.param_groups for parameter in group["params"])
+        count = self.at_once if short else max(len(pairs), 1)
+        for place in range(0, len(pairs), count):
+            super()._step_together(pairs[place : place + count])
 
     def _begin(self, parameter: nn.Parameter) -> nn.Parameter:
         if self._dtype(parameter) is None:

@@ -22,7 +22,7 @@ from autopar.runtime.host_optimizer import PlainOptimizerWarning, is_hosted, mar
 from autopar.target import Target
 from autopar.verify import verify
 from autopar.verify.live_memory import LiveMemory
-from tests.offloading import hosted, make_short
+from tests.offloading import hardware, hosted, make_short
 from tests.runtime.test_training import on_ranks, whole
 
 OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
@@ -183,6 +183,18 @@ def test_a_plan_with_states_on_the_host_trains_as_one_device_in_the_memory_predi
     found = verify(plan, Target(*make_short()), backend=backend, steps=2)
     assert found.passed, found.problems
     assert found.measured_bytes == found.predicted_bytes
+
+
+def test_masters_of_a_plan_take_no_more_than_a_gradient_beside_what_is_predicted() -> None:
+    model, args = make_short()
+    target = Target(model.bfloat16(), tuple(tensor.bfloat16() for tensor in args))
+    plan = autopar.plan(
+        target.model, target.args, mesh="dp=2,tp=2", hardware=hardware(), memory=90_000, offload="auto", optimizer="adamw-mixed",
+        effort="low", time_limit=300,
+    )  # fmt: skip
+    assert plan.predicted.memory.optimizer_on_host and not autopar.check(plan)
+    found = verify(plan, target, backend="gloo", steps=2)
+    assert found.passed, found.problems
 
 
 def test_checkpoints_hold_what_lies_on_the_host(tmp_path: Path) -> None:
