@@ -24,23 +24,24 @@ if TYPE_CHECKING:
     from autopar.plan import Plan
     from autopar.reshard import reshard
     from autopar.rules.own import rule
-    from autopar.runtime import load_program
+    from autopar.runtime import HostOptimizer, load_program
     from autopar.serving import load_serving, plan_serving, serve
     from autopar.serving.cached import cached
     from autopar.sharding import ShardingSpec
     from autopar.verify import verify
 
 __all__ = [
-    "AutoparError", "Graph", "Hardware", "Mesh", "PipelinePlan", "Plan", "ShardingSpec", "axis_mesh", "cached", "capture", "check",
-    "compile", "compile_padded", "compile_pipeline", "load", "load_padded", "load_pipeline", "load_program", "load_serving",
-    "on_one_device", "pareto", "plan", "plan_padded", "plan_pipeline", "plan_serving", "reshard", "rule", "same_sharding", "serve", "shard",
-    "sweep", "tune", "verify",
+    "AutoparError", "Graph", "Hardware", "HostOptimizer", "Mesh", "PipelinePlan", "Plan", "ShardingSpec", "axis_mesh", "cached",
+    "capture", "check", "compile", "compile_padded", "compile_pipeline", "load", "load_padded", "load_pipeline", "load_program",
+    "load_serving", "on_one_device", "pareto", "plan", "plan_padded", "plan_pipeline", "plan_serving", "reshard", "rule", "same_sharding",
+    "serve", "shard", "sweep", "tune", "verify",
 ]  # fmt: skip
 
 _HOME = {
     "AutoparError": "autopar.errors",
     "Graph": "autopar.graph",
     "Hardware": "autopar.cost_models",
+    "HostOptimizer": "autopar.runtime",
     "Mesh": "autopar.cost_models",
     "PipelinePlan": "autopar.pipeline_plan",
     "Plan": "autopar.plan",

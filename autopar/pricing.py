@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from autopar.cost_models import Machine, Operator, SubAxis, optimizer_bytes
@@ -31,6 +31,27 @@ def optimizer_seconds(graph: Graph, tensor: str, spec: ShardingSpec, machine: Ma
 def _optimizer_seconds(tensor: Tensor, matrix: tuple[int, ...] | None, spec: ShardingSpec, machine: Machine, optimizer: str) -> float:
     elements = local_bytes(tensor, spec, machine) // DTYPE_BYTES[tensor.dtype]
     return machine.optimizer_seconds(optimizer, elements, tensor.dtype, matrix, spec.split_axes)
+
+
+def stepping_seconds(resident: float, hosted: Iterable[tuple[float, float]]) -> float:
+    """Seconds of the optimizer's step where states of some parameters lie on the host.
+
+    Those that lie on the device are stepped first. There is room for the states of two others: while one is stepped, or goes back, the
+    next comes. Each way of the link has a stream.
+
+    Args:
+        resident: seconds of stepping what lies on the device.
+        hosted: of each other parameter, in order: seconds of copying its states one way, and of its step.
+
+    >>> stepping_seconds(0.0, [(5.0, 1.0), (5.0, 1.0)])  # the second comes from 5 to 10, and goes back from 11 to 16
+    16.0
+    """
+    came, stepped, last, before = 0.0, resident, 0.0, 0.0
+    for copied, each in hosted:
+        came = max(came, before) + copied
+        stepped = max(stepped, came) + each
+        last, before = max(stepped, last) + copied, last
+    return max(stepped, last)
 
 
 def state_bytes(graph: Graph, tensor: str, local: int, optimizer: str) -> int:

@@ -161,20 +161,22 @@ class MeasuredPlan(Row):
 
 
 class MemoryParts(Row):
-    """Bytes per rank at the peak, by kind."""
+    """Bytes per rank at the peak, by kind. ``optimizer_on_host``: states of the optimizer on the rank's host, and not on its device."""
 
     parameters: Count
     gradients: Count
     optimizer: Count
     activations: Count
     temporaries: Count
+    optimizer_on_host: Count | None = None
 
 
 class Predicted(Row):
     """Seconds of one step and bytes of one rank.
 
     ``step_seconds`` is the simulated time of the schedule with the optimizer's step, ``sequential_seconds`` the sum in sequence, without
-    copies to the host and back. ``peak_host_bytes_per_rank``: most bytes of a rank on its host at one time.
+    copies of values to the host and back. ``optimizer_seconds`` has the copies of states. ``peak_host_bytes_per_rank``: most bytes of a
+    rank on its host at one time.
     """
 
     compute_seconds: Seconds
@@ -221,11 +223,13 @@ class ParameterSpec(EnteringSpec):
     """A parameter; ``aliases`` are further module names of the same tied parameter.
 
     ``blocks``: a dim, and of how many equal blocks it is; to operators it is two dims (``autopar.sharding.Blocks``).
+    ``states_on_host``: its optimizer states lie on the host between steps.
     """
 
     trained: bool | None = None
     aliases: tuple[str, ...] | None = None
     blocks: tuple[Count, Annotated[int, Field(ge=2)]] | None = None
+    states_on_host: bool | None = None
 
     def in_graph(self, sizes: Sequence[int]) -> tuple[Shape, ShardingSpec]:
         if self.blocks is None:

@@ -1,4 +1,4 @@
-"""A small network, and hardware with a host, for tests of values that lie on the host."""
+"""A small network, and hardware with a host, for tests of values and optimizer states that lie on the host."""
 
 from __future__ import annotations
 
@@ -44,6 +44,12 @@ def make() -> tuple[Net, tuple[torch.Tensor]]:
     return Net(), (torch.randn(256, 32),)
 
 
+def make_short() -> tuple[Net, tuple[torch.Tensor]]:
+    """The network with few rows: what rests is more than what forward makes. Also a target of the command line."""
+    torch.manual_seed(0)
+    return Net(), (torch.randn(8, 32),)
+
+
 def hardware(bandwidth: float = 1e9, host_memory: float = 1e9) -> Hardware:
     """Slow devices whose copies to the host hide well.
 
@@ -80,4 +86,23 @@ def offloaded(microbatches: int = 1) -> Plan:
     return autopar.plan(
         graph(microbatches), mesh="dp=2,tp=2", hardware=hardware(), memory=LIMITS[microbatches], recompute="off", offload="auto",
         microbatches=microbatches, effort="low", time_limit=300,
+    )  # fmt: skip
+
+
+STATES_LIMIT = 120_000
+"""Bytes of a rank: fewer than the parameters, gradients and AdamW's states of ``make_short``."""
+
+
+@cache
+def short_graph() -> Graph:
+    model, args = make_short()
+    return autopar.capture(model, args)
+
+
+@cache
+def hosted(optimizer: str = "adamw", memory: int = STATES_LIMIT) -> Plan:
+    """A plan within its limit that keeps optimizer states on the host."""
+    return autopar.plan(
+        short_graph(), mesh="dp=2,tp=2", hardware=hardware(), memory=memory, offload="auto", optimizer=optimizer, effort="low",
+        time_limit=300,
     )  # fmt: skip

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 import autopar
+from autopar.errors import MismatchError
 from autopar.plan import Plan
-from tests.offloading import offloaded
+from autopar.recording import replay
+from tests.offloading import hosted, offloaded, short_graph
 
 
 def _edited(table: str, number: int, **fields: Any) -> Plan:
@@ -94,3 +96,39 @@ def test_a_host_without_room_or_link_is_found() -> None:
     assert "over a rank's part of host.memory_bytes" in _found(plan.model_copy(update={"hardware": small}))
     links = {name: link for name, link in plan.hardware["links"].items() if name != "host"}
     assert "has no links.host" in _found(plan.model_copy(update={"hardware": {**plan.hardware, "links": links}}))
+
+
+def _with_states(plan: Plan, *names: str) -> Plan:
+    """The plan with the states of these parameters alone on the host."""
+    rows = {name: row.model_copy(update={"states_on_host": name in names or None}) for name, row in plan.parameters.items()}
+    return plan.model_copy(update={"parameters": rows})
+
+
+def test_states_that_lie_elsewhere_are_found() -> None:
+    plan = hosted()
+    names = [name for name, row in plan.parameters.items() if row.states_on_host]
+    assert _found(_with_states(plan, *names)) == ""
+    problems = _found(_with_states(plan, *names[1:]))
+    for field in ("memory.optimizer:", "memory.optimizer_on_host:", "peak_host_bytes_per_rank:", "optimizer_seconds:", "step_seconds:"):
+        assert f"predicted.{field}" in problems
+
+
+@pytest.mark.parametrize("field", ["optimizer_on_host", "temporaries"])
+def test_bytes_of_states_that_are_off_are_found(field: str) -> None:
+    plan = hosted()
+    parts = plan.predicted.memory.model_copy(update={field: getattr(plan.predicted.memory, field) + 4})
+    changed = plan.predicted.model_copy(update={"memory": parts})
+    assert f"predicted.memory.{field}" in _found(plan.model_copy(update={"predicted": changed}))
+
+
+def test_states_that_cannot_lie_on_the_host_are_found() -> None:
+    plan = hosted()
+    names = [name for name, row in plan.parameters.items() if row.states_on_host]
+    links = {name: link for name, link in plan.hardware["links"].items() if name != "host"}
+    assert "has no links.host" in _found(plan.model_copy(update={"hardware": {**plan.hardware, "links": links}}))
+    muon = plan.model_copy(update={"model": plan.model.model_copy(update={"optimizer": "muon"})})
+    assert "muon steps matrices together" in _found(muon)
+    rows = {**plan.parameters, names[0]: plan.parameters[names[0]].model_copy(update={"trained": None})}
+    assert "no optimizer steps it" in _found(plan.model_copy(update={"parameters": rows}))
+    with pytest.raises(MismatchError, match=r"has no links\.host"):
+        replay(plan.model_copy(update={"hardware": {**plan.hardware, "links": links}}), short_graph())

@@ -12,6 +12,7 @@ order       whether the schedule can be run
 overwriting whether what is written over is needed no more
 clock       how long it takes
 lifetimes   how much memory it holds
+stepping    the optimizer's step, with states on the host
 totals      every figure
 pipelines   a pipeline: its stages, what crosses, the timetable
 """
@@ -24,6 +25,7 @@ from autopar.check.differences import Difference
 from autopar.check.legs import Call
 from autopar.check.order import Order
 from autopar.check.overwriting import overwriting
+from autopar.check.stepping import unhostable
 from autopar.check.totals import totals
 from autopar.check.walk import Walk
 from autopar.cost_models import CostModelError, Hardware, Machine, Mesh, find_optimizer
@@ -84,7 +86,7 @@ def illegal_rows(plan: Plan) -> tuple[Difference, ...]:
 def _rows(plan: Plan) -> tuple[Order, list[Difference]]:
     """What is wrong with any row; the later ones are looked at only as far as the earlier ones can be followed."""
     walk, calls = Walk(plan, _machine(plan)), dict[str, Call]()
-    found = list(walk.run())
+    found = [*walk.run(), *unhostable(plan, walk.machine, walk.ops)]
     order = Order(walk, calls)
     if not walk.broken:
         found += listed_calls(walk, calls)

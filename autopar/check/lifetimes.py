@@ -53,8 +53,12 @@ class Lifetimes:
             self.taken[order.starts[name]] = call.begins_with
             self.taken[order.waits[name]] = call.taken if call.copies_out else 0
 
-    def peak(self) -> Mapping[str, int]:
-        """Bytes at the peak by what they are, without the optimizer's states. At equal peaks the first counts."""
+    def peak(self, passing: int) -> Mapping[str, int]:
+        """Bytes at the peak by what they are, without the optimizer's states. At equal peaks the first counts.
+
+        Args:
+            passing: bytes that the optimizer's step, behind the list, has beside what lies on the device.
+        """
         plan, order = self.order.walk.plan, self.order
         resting = {spec.tensor for kind, _, spec in plan.entering if kind in ("parameter", "buffer", "constant")}
         gradients = {self.owner[row.value or row.tensor] for kind, _, row in plan.leaving if kind == "gradient"}
@@ -69,6 +73,7 @@ class Lifetimes:
         for begin, last, size in self.staged.values():
             changes[begin][2] += size
             changes[last + 1][2] -= size
+        changes[end][2] += passing
         held, best = [0, 0, 0], [-1, 0, 0]
         for place in range(end + 1):
             held = [now + change for now, change in zip(held, changes[place], strict=True)]

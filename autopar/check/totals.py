@@ -12,12 +12,9 @@ from autopar.check.host import issued
 from autopar.check.legs import Call
 from autopar.check.lifetimes import Lifetimes
 from autopar.check.order import Order
-from autopar.check.parts import largest
+from autopar.check.stepping import stepping
 from autopar.check.walk import Walk
-from autopar.cost_models import Machine, optimizer_bytes
-from autopar.graph import is_matrix, looked_up
-from autopar.rows import TensorSpec
-from autopar.sharding import ShardingSpec
+from autopar.cost_models import Machine
 
 
 def totals(order: Order) -> Iterator[Difference]:
@@ -91,11 +88,7 @@ def _running(walk: Walk, name: str) -> float:
 
 def _predicted(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
     walk, plan, machine = order.walk, order.walk.plan, order.walk.machine
-    predicted, chosen = plan.predicted, plan.model.optimizer
-    stepped = {name for kind, name, _ in plan.leaving if kind == "gradient"}
-    trained = [spec for name, spec in plan.parameters.items() if spec.trained and name in stepped]
-    rows = looked_up(walk.ops)
-    matrices = {spec.tensor: spec.shape for spec in trained if is_matrix(spec.shape, spec.dtype) and spec.tensor not in rows}
+    predicted, of_states = plan.predicted, stepping(plan, machine, walk.ops)
     times = plan.microbatches
     compute = math.fsum(walk.times.get(name, times) * each for name, each in walk.seconds.items())
     compute += times * math.fsum(_adding(walk, value) for value in walk.sums.values())
@@ -104,12 +97,7 @@ def _predicted(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
         for name, call in order.calls.items() if not call.is_transfer
     )
     communication += math.fsum(walk.times.get(op.name, times) * _inside(walk, op.name) for op in walk.ops)
-    optimizer = math.fsum(
-        machine.optimizer_seconds(
-            chosen, local_elements(spec, plan.sizes), spec.dtype, matrices.get(spec.tensor), ShardingSpec.parse(spec.spec).split_axes
-        )
-        for spec in trained
-    )
+    optimizer = of_states.seconds
     hardware = machine.hardware
     whole = step(order.rows, times, hardware.overlap_slowdown, hardware.launch_overlaps, machine.issue_seconds) + optimizer
     where = "predicted"
@@ -122,13 +110,13 @@ def _predicted(order: Order, lifetimes: Lifetimes) -> Iterator[Difference]:
     yield from seconds("objective.seconds", plan.objective.seconds, communication if summed else whole)
     received = sum(row.received_bytes_per_rank * row.times for row in plan.collectives)
     yield from count(f"{where}.received_bytes_per_rank", predicted.received_bytes_per_rank, received)
-    states = sum(optimizer_bytes(chosen, local_elements(spec, plan.sizes), spec.dtype, spec.tensor in matrices) for spec in trained)
-    memory = {**lifetimes.peak(), "optimizer": states}
+    memory = {**lifetimes.peak(of_states.passing), "optimizer": of_states.resident}
     for part, size in memory.items():
         yield from count(f"{where}.memory.{part}", getattr(predicted.memory, part), size)
+    yield from count(f"{where}.memory.optimizer_on_host", predicted.memory.optimizer_on_host or 0, of_states.hosted)
     where, peak = f"{where}.peak_memory_bytes_per_rank", sum(memory.values())
     yield from count(where, predicted.peak_memory_bytes_per_rank, peak)
-    hosted, room = lifetimes.host_peak(), machine.hardware.offloadable_bytes
+    hosted, room = lifetimes.host_peak() + of_states.hosted, machine.hardware.offloadable_bytes
     yield from count("predicted.peak_host_bytes_per_rank", predicted.peak_host_bytes_per_rank or 0, hosted)
     if hosted > room:
         yield Difference("predicted.peak_host_bytes_per_rank", f"{hosted} is over a rank's part of host.memory_bytes, {room}", runs=True)
@@ -151,7 +139,3 @@ def _objective(walk: Walk) -> Iterator[Difference]:
 
 PROOF = 1e-6
 """The gap up to which a plan may be called optimal."""
-
-
-def local_elements(row: TensorSpec, sizes: tuple[int, ...]) -> int:
-    return math.prod(largest(row.shape, ShardingSpec.parse(row.spec), sizes))

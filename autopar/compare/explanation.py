@@ -108,6 +108,8 @@ class Explanation:
             yield "  comes from outside; placing it so at the start is free"
         yield from self._keeping(row.tensor, "  ")
         yield from self._readers(row.tensor)
+        if isinstance(row, ParameterSpec) and row.states_on_host:
+            yield "  its optimizer states lie on the host between steps"
         gradient = self.gradients.get(title)
         if gradient is not None:
             yield f"  its gradient {gradient.tensor} leaves as {spec_text(gradient.spec)}"

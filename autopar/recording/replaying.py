@@ -103,7 +103,7 @@ def assignment_of(plan: Plan, graph: Graph) -> Assignment:
     again = frozenset(row.name.removesuffix(AGAIN) for row in plan.recomputed)
     once = frozenset(row.of for row in plan.schedule if row.kind == "run" and row.microbatch < 0)
     layouts = tuple(replace(layout, source=of_sum.get(layout.source, layout.source)) for layout in _layouts(plan).values())
-    return Assignment(specs, _strategies(plan, graph), layouts, reads, again, once)
+    return Assignment(specs, _strategies(plan, graph), layouts, reads, again, once, _states_on_host(plan))
 
 
 def first_difference(plan: Plan, graph: Graph) -> str:
@@ -216,7 +216,12 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
         layouts,
         tuple((output, row.value or row.tensor) for output, (_, _, row) in zip(graph.outputs, plan.leaving, strict=True)),
         Limits(**vars(plan.limits)),
+        _states_on_host(plan),
     )
+
+
+def _states_on_host(plan: Plan) -> frozenset[str]:
+    return frozenset(row.tensor for row in plan.parameters.values() if row.states_on_host)
 
 
 def _layouts(plan: Plan) -> dict[str, Layout]:

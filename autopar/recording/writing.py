@@ -144,8 +144,8 @@ def write(
             sequential_seconds=compute + communication + of_optimizer,
             received_bytes_per_rank=sum(row.received_bytes_per_rank * row.times for row in collectives),
             peak_memory_bytes_per_rank=memory.peak,
-            memory=_memory(memory),
-            peak_host_bytes_per_rank=host_peak(schedule) or None,
+            memory=_memory(memory, sum(schedule.hosted_states(optimizer).values())),
+            peak_host_bytes_per_rank=host_peak(schedule, optimizer) or None,
         ),
         baselines=baselines,
         inputs=dict(_entering(schedule, "input")),
@@ -178,13 +178,14 @@ def _accumulation(graph: Graph) -> AccumulationPlan | None:
     return AccumulationPlan(cut=cut, weight=made.weight, whole=made.whole, reason=made.reason or None, divisor=made.divisor or None)
 
 
-def _memory(memory: Memory) -> MemoryParts:
+def _memory(memory: Memory, on_host: int) -> MemoryParts:
     return MemoryParts(
         parameters=memory.parameters,
         gradients=memory.gradients,
         optimizer=memory.optimizer,
         activations=memory.activations,
         temporaries=memory.temporaries,
+        optimizer_on_host=on_host or None,
     )
 
 
@@ -206,7 +207,10 @@ def _parameters(schedule: Schedule) -> Iterator[tuple[str, ParameterSpec]]:
             if item.blocks is not None:
                 spec = item.own_spec(schedule.specs[item.tensor], schedule.machine.mesh.sizes)
                 row |= {"shape": item.own_shape(row["shape"]), "spec": str(spec), "blocks": (item.blocks.dim, item.blocks.count)}
-            yield item.name, ParameterSpec(**row, index=index, trained=item.trained or None, aliases=item.aliases or None)
+            yield item.name, ParameterSpec(
+                **row, index=index, trained=item.trained or None, aliases=item.aliases or None,
+                states_on_host=item.tensor in schedule.states_on_host or None,
+            )  # fmt: skip
 
 
 def _outputs(schedule: Schedule) -> Iterator[tuple[str, OutputSpec]]:

@@ -91,6 +91,7 @@ def overview(plan: Plan) -> Table:
         *([("microbatches", _microbatches(plan))] if plan.microbatches > 1 or plan.microbatches_tried else []),
         *([("recompute", _again(plan))] if plan.recomputed else []),
         *([("offload", _offloaded(plan))] if plan.copies else []),
+        *([("states", _hosted(plan))] if memory.optimizer_on_host else []),
         ("received", f"{units.size(predicted.received_bytes_per_rank)} per rank and step"),
     ]
     if max(plan.sizes) > 1 and _is_whole(plan):
@@ -174,11 +175,18 @@ def _again(plan: Plan) -> str:
     return f"{len(plan.recomputed)} of {len(forward)} operators are recomputed in backward: {units.seconds(seconds)} of compute{more}"
 
 
+def _hosted(plan: Plan) -> str:
+    """The optimizer's states that lie on the host: of how many parameters, their bytes, and what steps them."""
+    count = sum(bool(row.states_on_host) for row in plan.parameters.values())
+    size = units.size(plan.predicted.memory.optimizer_on_host or 0)
+    return f"optimizer states of {count} parameters, {size} of a rank, lie on the host between steps; autopar.HostOptimizer steps them"
+
+
 def _offloaded(plan: Plan) -> str:
     """The values that lie on the host until backward: their number, bytes at one time, and what their copies take."""
     out, back = ([row for row in plan.copies if row.kind == kind] for kind in ("to_host", "from_host"))
     each = [f"{units.seconds(sum(row.seconds * row.times for row in rows))} {way}" for rows, way in ((out, "to it"), (back, "back"))]
-    held = units.size(plan.predicted.peak_host_bytes_per_rank or 0)
+    held = units.size((plan.predicted.peak_host_bytes_per_rank or 0) - (plan.predicted.memory.optimizer_on_host or 0))
     return f"{len(out)} values lie on the host until backward, up to {held} of a rank at one time; copies take {' and '.join(each)}"
 
 

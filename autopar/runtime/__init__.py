@@ -37,6 +37,7 @@ container_snapshot  what lists, dictionaries and plain objects hold, noted and c
 data                what each rank loads
 module              the nn.Module
 matrix_steps        matrices made orthogonal whole, for Muon, by the ranks that hold their parts
+host_optimizer      optimizers whose states lie on the host between steps
 optimizers          float32 master weights beside half-precision parameters
 compiling           plan -> module
 exporting           programs in a folder: the plan and each rank's shards
@@ -46,12 +47,14 @@ exported            such a program run, of a pipeline too
 from autopar.runtime.compiling import compile_plan, compile_schedule
 from autopar.runtime.exported import load_program
 from autopar.runtime.exporting import export_program, load_safetensors
+from autopar.runtime.host_optimizer import HostOptimizer
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.optimizers import MasterWeights
 from autopar.runtime.placement import from_placements, to_placements
 from autopar.runtime.simulation import simulate
 
 __all__ = [
+    "HostOptimizer",
     "MasterWeights",
     "ShardedModule",
     "compile_plan",

@@ -265,11 +265,12 @@ def compile_schedule(
     tree = copy_tree(model, sharded)
     if graph.mode == "inference":
         tree.eval()
+    hosted = 0 if plan is None else plan.predicted.memory.optimizer_on_host or 0  # further calls are planned with them on the device
     programs = Programs(
         step, tuple(part.training for part in tree.modules()), loss,
         optimizer=plan.model.optimizer if plan is not None else "none",
-        memory_limit=machine.hardware.usable_bytes if plan is None else plan.memory_limit_bytes_per_rank,
-        states_bytes=0 if plan is None else plan.predicted.memory.optimizer,
+        memory_limit=machine.hardware.usable_bytes if plan is None else plan.memory_limit_bytes_per_rank + hosted,
+        states_bytes=0 if plan is None else plan.predicted.memory.optimizer + hosted,
         bind=bound,
     )  # fmt: skip
     for further, planned in also:

@@ -25,6 +25,7 @@ from autopar.runtime.data import LocalBatches, LocalIndices, rows_of
 from autopar.runtime.forward_attributes import leave, put_back
 from autopar.runtime.groups import Team
 from autopar.runtime.held_weights import HeldWeights
+from autopar.runtime.host_optimizer import mark_hosted
 from autopar.runtime.padding import HandOut, Padding
 from autopar.runtime.parts import keep_within, told_of_weights
 from autopar.runtime.programs import Programs, input_of
@@ -102,6 +103,8 @@ class ShardedModule(WithinReplicas, OwnStates):
             self.__dict__[kind] = tree.__dict__[kind]
         self.__dict__.update(plan=plan, dropout_seed=None, dropout_step=0, other_calls=0, tree=tree, parts=tuple(tree.modules()))
         held = dict(own_names(tree))
+        hosted = programs.main.executable.schedule.states_on_host
+        mark_hosted(held[item.name] for item in programs.main.graph.inputs if item.tensor in hosted)
         self._programs, self._empty = programs, {name: _made(held[name]) for name in empty}
         for path, part in self.named_modules():
             if path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -87,9 +87,7 @@ class Transfer:
     def _copy_beside(self, sources: Sequence[Tensor]) -> Flight:
         """The copies on a stream of this way's own."""
         current = torch.cuda.current_stream(self.device)
-        if (self.device, self.to_host) not in STREAMS:
-            STREAMS[self.device, self.to_host] = torch.cuda.Stream(self.device)
-        stream = STREAMS[self.device, self.to_host]
+        stream = stream_of(self.device, self.to_host)
         if self.to_host:
             rooms = [torch.empty(source.shape, dtype=source.dtype, pin_memory=True) for source in sources]
         else:
@@ -107,8 +105,10 @@ class Transfer:
         return Flight(wait, sources)
 
 
-STREAMS: dict[tuple[torch.device, bool], Any] = {}
-"""The stream of each device and way, made when it is first used."""
+@cache
+def stream_of(device: torch.device, to_host: bool) -> Any:
+    """The stream of a device for copies to the host, or back; made when it is first used."""
+    return torch.cuda.Stream(device)
 
 
 def _room(source: Tensor, device: torch.device) -> Tensor:

@@ -76,6 +76,7 @@ class Assignment:
         once: forward operators that run once, where a step has several microbatches: before the first, and what microbatches read of their
             results is kept until the last has ended. They may run a second time, and read parameters, buffers, constants, results of one
             another, and layouts made once.
+        states_on_host: the parameters, as tensors, whose optimizer states lie on the host between steps.
     """
 
     inputs: Mapping[str, ShardingSpec]
@@ -84,6 +85,7 @@ class Assignment:
     reads: Mapping[tuple[str, int], str] | None = None
     again: frozenset[str] = frozenset()
     once: frozenset[str] = frozenset()
+    states_on_host: frozenset[str] = frozenset()
 
     def in_each_microbatch(self) -> Assignment:
         """The assignment in which nothing runs once before all microbatches; itself where nothing does."""

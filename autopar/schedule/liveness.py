@@ -1,7 +1,7 @@
 """Peak memory: the bytes of a rank under a schedule, and the names of the largest items.
 
-Parameters, buffers and optimizer states are there throughout. Of several microbatches the last holds most: it has the sums of gradients
-beside it, and makes the outputs of them.
+Parameters, buffers and optimizer states are there throughout. States that lie on the host pass through the device in the optimizer's step.
+Of several microbatches the last holds most: it has the sums of gradients beside it, and makes the outputs of them.
 Memory itself is counted by ``kernels.memory.peak_bytes``, which the local search asks too. This module names the items.
 """
 
@@ -13,10 +13,20 @@ from heapq import nsmallest
 from autopar.schedule.array_schedule import Storages, storages_of
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.settings import NAMED_ITEMS
-from autopar.schedule.storages import bytes_of_others, entering, held_throughout, resting_bytes, states_bytes, storage_bytes
+from autopar.schedule.storages import (
+    bytes_of_others,
+    entering,
+    held_throughout,
+    passing_bytes,
+    resting_bytes,
+    states_bytes,
+    storage_bytes,
+)
 
 STAGING = "staging of "
 """Prefix of the names of a collective's buffers in flight, and of an operator's workspace."""
+PASSING = "states from the host"
+"""Name of what the optimizer's step has on the device of states that lie on the host."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +54,30 @@ def memory(schedule: Schedule, optimizer: str) -> Memory:
     Every value goes after the last instruction that needs it, whether the list has a ``free`` for it or not.
     """
     states, stateless = states_bytes(schedule, optimizer), schedule.once(_without_states)
+    if schedule.states_on_host:
+        stepping = _memory_at(schedule, len(schedule.instructions), passing_bytes(schedule, optimizer))
+        stateless = stepping if stepping.peak > stateless.peak else stateless
     return replace(stateless, peak=stateless.peak + states, optimizer=states)
 
 
 def _without_states(schedule: Schedule) -> Memory:
-    """Memory without the optimizer's states."""
+    """Memory at the peak of the list, without the optimizer's states."""
+    levels = _levels(schedule, schedule.once(storages_of))
+    return _memory_at(schedule, levels.index(max(levels)))
+
+
+def _memory_at(schedule: Schedule, index: int, passing: int = 0) -> Memory:
+    """Memory while an instruction runs, or after all of them in the optimizer's step; without states that lie on the device.
+
+    Args:
+        passing: bytes of states that are on the device for the step alone.
+    """
     parameters, others = held_throughout(schedule), bytes_of_others(schedule)
     leaving = {schedule.storage[value] for output, value in schedule.outputs if output.kind == "gradient"}
     gradients = (leaving | set(schedule.sums)) - set(parameters)
     found = schedule.once(storages_of)
-    levels = _levels(schedule, found)
-    best = max(levels)
-    index = levels.index(best)
-    staging, there = _staging_at(schedule, index), _there_at(found, index)
+    staging, there = _staging_at(schedule, index) | ({PASSING: passing} if passing else {}), _there_at(found, index)
+    best = _levels(schedule, found)[index] + passing
     grads, staged = sum(size for name, size in there.items() if name in gradients), sum(staging.values())
     where = schedule.instructions[index].of if index < len(schedule.instructions) else "the optimizer's step"
     biggest = nsmallest(NAMED_ITEMS, ((-size, name) for name, size in {**there, **staging, **parameters}.items()))
@@ -98,8 +119,16 @@ def _staging_at(schedule: Schedule, index: int) -> dict[str, int]:
     return found
 
 
-def host_peak(schedule: Schedule) -> int:
-    """Most bytes of a rank that lie on its host at one time. A value is there from the start of its copy to its ``free``, or to the end."""
+def held_in_step(schedule: Schedule, optimizer: str) -> int:
+    """Bytes of a rank in the optimizer's step, without states that lie on the host."""
+    return _levels(schedule, schedule.once(storages_of))[-1] + resting_bytes(schedule, optimizer)
+
+
+def host_peak(schedule: Schedule, optimizer: str) -> int:
+    """Most bytes of a rank that lie on its host at one time: states throughout.
+
+    A value is there from the start of its copy to its ``free``, or to the end.
+    """
     held = most = 0
     for item in schedule.instructions:
         if item.kind == "start":
@@ -107,7 +136,7 @@ def host_peak(schedule: Schedule) -> int:
             most = max(most, held)
         elif item.kind == "free":
             held -= sum(schedule.values[value].host_bytes for value in item.reads)
-    return most
+    return most + sum(schedule.hosted_states(optimizer).values())
 
 
 def between(schedule: Schedule, optimizer: str) -> int:

@@ -1,18 +1,20 @@
-"""Offloading: values that forward makes and backward reads lie on the host in between.
+"""Offloading: values that forward makes and backward reads lie on the host in between, states of the optimizer between steps.
 
 A value that is offloaded gets two layouts. ``VALUE@host`` is made in forward, by a copy to the host. ``VALUE@back`` is made of that in
 backward, by a copy back, and read there instead of the value. The passes place these copies as they place collectives: a copy to the host
 starts when the value is made, and its source goes when it was waited for; a copy back starts ahead of its reader.
+
+States have no place in the list: ``Assignment.states_on_host`` names their parameters, and the optimizer's step moves them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.cost_models import Machine
+from autopar.cost_models import Machine, find_optimizer
 from autopar.graph import Graph
 from autopar.schedule.array_schedule import storages_of
 from autopar.schedule.assignment import BACK, BACKWARD, FORWARD, HOST, Assignment, Layout
@@ -118,8 +120,66 @@ def _times(schedule: Schedule) -> dict[str, tuple[float, float]]:
     return found
 
 
-def choose_offloaded(candidates: Sequence[Offloadable], levels: Sequence[int], limit: int, most: int) -> tuple[str, ...] | None:
-    """The values to offload so that no level is over the limit, as far as lists that copy in no time show; None where nothing suffices.
+def find_hostable_states(schedule: Schedule, optimizer: str) -> dict[str, int]:
+    """Bytes of the states of each parameter that may lie on the host, the largest first.
+
+    An optimizer that makes matrices orthogonal steps them together, so that ranks share the work: their states stay on the device.
+    """
+    graph, whole = schedule.graph, find_optimizer(optimizer).others is not None
+    names = frozenset(name for name in graph.stepped if not (whole and name in graph.matrices))
+    return {name: size for name, size in replace(schedule, states_on_host=names).hosted_states(optimizer).items() if size}
+
+
+def choose_states(states: Mapping[str, int], wanted: int, most: int) -> tuple[str, ...]:
+    """Parameters whose states free ``wanted`` bytes: the largest, then the one that frees the fewest bytes over. All that fit, if too few.
+
+    Args:
+        states: bytes of each parameter's, the largest first.
+        most: bytes of the rank's host.
+    """
+    names, chosen = list(states), list[str]()
+    for place, name in enumerate(names):
+        if wanted <= 0:
+            break
+        if states[name] >= wanted:
+            name = next(other for other in reversed(names[place:]) if states[other] >= wanted)
+        if states[name] <= most:
+            chosen.append(name)
+            wanted, most = wanted - states[name], most - states[name]
+    return tuple(chosen)
+
+
+def choose_for_host(
+    candidates: Sequence[Offloadable], levels: Sequence[int], states: Mapping[str, int], limit: int, most: int, *, states_first: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]] | None:  # fmt: skip
+    """Values, and parameters whose states go to the host, so that no level is over the limit; None where nothing suffices.
+
+    Args:
+        levels: bytes of a rank while each instruction runs, and in the optimizer's step.
+        states: of ``find_hostable_states``.
+        limit: bytes of a rank.
+        most: bytes of its host.
+        states_first: whether values go only where states do not suffice, else states only where values do not.
+    """
+    wanted, known = max(levels) - limit if states_first else 0, None
+    while True:
+        moved = choose_states(states, wanted, most)
+        if moved == known:
+            return None
+        known = moved
+        sizes = [states[name] for name in moved]
+        after = [level - sum(sizes) for level in levels]
+        after[-1] += sum(sorted(sizes)[-2:])  # pass through the device
+        values, left = choose_offloaded(candidates, after, limit, most - sum(sizes))
+        if not left:
+            return values, moved
+        wanted = sum(sizes) + left
+
+
+def choose_offloaded(
+    candidates: Sequence[Offloadable], levels: Sequence[int], limit: int, most: int
+) -> tuple[tuple[str, ...], int]:  # fmt: skip
+    """The values to offload so that no level is over the limit, as far as lists that copy in no time show; and bytes still over it.
 
     At each peak the value goes that is idle longest.
 
@@ -133,15 +193,15 @@ def choose_offloaded(candidates: Sequence[Offloadable], levels: Sequence[int], l
     while len(held):
         peak = int(held.argmax())
         if held[peak] <= limit:
-            return tuple(chosen)
+            break
         item = next((item for item in left if item.begin < peak < item.end and on_host + item.copied <= most), None)
         if item is None:
-            return None
+            return tuple(chosen), int(held[peak]) - limit
         left.remove(item)
         chosen.append(item.value)
         on_host += item.copied
         held[item.begin + 1 : item.end] -= item.saved
-    return tuple(chosen)
+    return tuple(chosen), 0
 
 
 def offload(graph: Graph, assignment: Assignment, schedule: Schedule, values: Collection[str]) -> Assignment:

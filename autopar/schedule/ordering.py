@@ -149,7 +149,7 @@ class _Writer:
         self._join_additions()
         return Schedule(
             graph, self.machine, tuple(sorted(self.instructions, key=lambda item: PHASES.index(item.half))), self.operations,
-            self.collectives, self.cuts, self.values, self.layouts, outputs, limits,
+            self.collectives, self.cuts, self.values, self.layouts, outputs, limits, self.assignment.states_on_host,
         )  # fmt: skip
 
     def _make_once(self) -> None:

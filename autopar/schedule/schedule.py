@@ -34,6 +34,7 @@ class Schedule:
         layouts: the reshards, by value.
         outputs: the graph's outputs with the value that leaves for each.
         limits: those of the passes.
+        states_on_host: the parameters whose optimizer states lie on the host between steps.
     """
 
     graph: Graph
@@ -46,6 +47,7 @@ class Schedule:
     layouts: Mapping[str, Layout]
     outputs: tuple[tuple[GraphOutput, str], ...]
     limits: Limits
+    states_on_host: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         """The list in words, a line an instruction: ``text.parse`` reads it back."""
@@ -182,6 +184,14 @@ class Schedule:
         return (item for item in self.instructions if item.kind == "run")
 
     def optimizer_seconds(self, optimizer: str) -> float:
-        """One step of the optimizer on the local shards of trained parameters."""
-        trained = (item.tensor for item in self.graph.inputs if item.tensor in self.graph.stepped)
-        return sum(pricing.optimizer_seconds(self.graph, name, self.specs[name], self.machine, optimizer) for name in trained)
+        """One step of the optimizer on the local shards of trained parameters, with the copies of states that lie on the host."""
+        trained = [item.tensor for item in self.graph.inputs if item.tensor in self.graph.stepped]
+        each = {name: pricing.optimizer_seconds(self.graph, name, self.specs[name], self.machine, optimizer) for name in trained}
+        hosted = self.hosted_states(optimizer)
+        resident = sum(seconds for name, seconds in each.items() if name not in hosted)
+        return pricing.stepping_seconds(resident, ((self.machine.transfer_seconds(size), each[name]) for name, size in hosted.items()))
+
+    def hosted_states(self, optimizer: str) -> Mapping[str, int]:
+        """Bytes of the states that lie on the host, by parameter, in the order in which they are stepped: the largest first."""
+        found = [(name, pricing.state_bytes(self.graph, name, self.local_bytes(name), optimizer)) for name in self.states_on_host]
+        return dict(sorted(found, key=lambda item: (-item[1], item[0])))

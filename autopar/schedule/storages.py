@@ -24,9 +24,14 @@ def held_throughout(schedule: Schedule) -> dict[str, int]:
 
 
 def states_bytes(schedule: Schedule, optimizer: str) -> int:
-    """Bytes of the optimizer's states."""
-    graph = schedule.graph
-    return sum(pricing.state_bytes(graph, name, schedule.local_bytes(name), optimizer) for name in graph.stepped)
+    """Bytes of the optimizer's states that lie on the device between steps."""
+    graph, hosted = schedule.graph, schedule.states_on_host
+    return sum(pricing.state_bytes(graph, name, schedule.local_bytes(name), optimizer) for name in graph.stepped if name not in hosted)
+
+
+def passing_bytes(schedule: Schedule, optimizer: str) -> int:
+    """Bytes of states on the device during the optimizer's step alone: of the two largest of those that lie on the host."""
+    return sum(tuple(schedule.hosted_states(optimizer).values())[:2])
 
 
 def resting_bytes(schedule: Schedule, optimizer: str) -> int:

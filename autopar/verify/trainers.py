@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from autopar.cost_models import Mesh, find_optimizer
 from autopar.graph import Graph
+from autopar.runtime.host_optimizer import HostOptimizer, is_hosted
 from autopar.runtime.optimizers import MasterWeights
 from autopar.runtime.placement import gather, local_part
 from autopar.sharding import ShardingSpec
@@ -114,7 +115,9 @@ TRAINERS: Mapping[str, Callable[..., Any]] = {
 
 
 FUSED = ("adamw", "adamw-mixed")
-"""Those that hardware files price by their fused step."""
+"""Those that hardware files price by their fused step, which makes no copies of a parameter's size."""
+WITH_MASTERS = ("adamw-mixed",)
+"""Those that keep states on the host where the plan says, as ``HostOptimizer`` does."""
 
 
 def matrix_names(graph: Graph) -> frozenset[str]:
@@ -127,7 +130,8 @@ def trainer(name: str, parameters: Mapping[str, Any], graph: Graph, *, fused: bo
 
     Args:
         parameters: by the names that they have in the graph; ``Parted`` ones among them.
-        fused: one kernel for all parameters, as steps are priced; of optimizers and parameters that torch has one for.
+        fused: one kernel for all parameters, as steps are priced; of optimizers and parameters that torch has one for. Where states lie on
+            the host, it is fused, so that what the step holds can be measured.
     """
     others = find_optimizer(name).others
     if others is not None:
@@ -137,10 +141,16 @@ def trainer(name: str, parameters: Mapping[str, Any], graph: Graph, *, fused: bo
         return Together(MATRIX_TRAINERS[name](matrices), rest) if matrices else rest
     trained = [part for item in parameters.values() for part in (item.parts if isinstance(item, Parted) else (item,))]
     trained = [parameter for parameter in trained if parameter.requires_grad] or [nn.Parameter(torch.empty(0))]
+    hosted = any(map(is_hosted, trained))
+    options: dict[str, Any] = {}
     if name in TRAINERS:
-        fuses = fused and name in FUSED and all(parameter.is_floating_point() for parameter in trained)
-        return TRAINERS[name](trained, lr=LEARNING_RATE, **({"fused": True} if fuses else {}))
-    return Own(trained, find_optimizer(name).state_bytes, lr=LEARNING_RATE)
+        fuses = (fused or hosted) and name in FUSED and all(parameter.is_floating_point() for parameter in trained)
+        make, options = TRAINERS[name], {"fused": True} if fuses else {}
+    else:
+        make, options = Own, {"state_bytes": find_optimizer(name).state_bytes}
+    if hosted and name not in WITH_MASTERS:
+        return HostOptimizer(trained, make, lr=LEARNING_RATE, **options)
+    return make(trained, lr=LEARNING_RATE, **options)
 
 
 def _muon(matrices: Mapping[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +22,7 @@ from autopar.runtime.backends import LockstepRanks
 from autopar.runtime.calls import leaves
 from autopar.runtime.collectives import Observed
 from autopar.runtime.execution import bind
+from autopar.runtime.host_optimizer import HostOptimizer, is_hosted, mark_hosted
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.placement import from_placements, gather, in_double, replica_difference
 from autopar.runtime.simulation import entering, scatter_all
@@ -255,11 +256,31 @@ def run_sharded(case: Case, module: ShardedModule, say: Say = silent) -> Trial:
             continue
         if turn < case.steps:
             trial.losses.append(case.loss_of(whole) if place.rank == 0 else 0.0)
+        found = dict(_with_gradient(module, inputs, case.graph))
         if turn == 0:
-            trial.gradients = {name: _collect(tensor.grad, trial, place) for name, tensor in _with_gradient(module, inputs, case.graph)}
-        optimizer.step()
+            trial.gradients = {name: _collect(tensor.grad, trial, place) for name, tensor in found.items()}
+        held = [*module.parameters(), *module.buffers(), *module.constants.values(), *placed.values(), *tangents.values()]
+        held += [*(tensor.grad for tensor in found.values()), *outputs.values()]
+        stepping = measured_step(optimizer, held)
+        trial.peak_bytes = max(trial.peak_bytes, stepping if measured else 0)
         forget_gradients(module, inputs)
     return trial
+
+
+def measured_step(optimizer: Any, held: Iterable[torch.Tensor], ranks: int = 1) -> int:
+    """Steps, and gives the most bytes of live storages on a rank in it; 0 of an optimizer whose states stay on the device.
+
+    Args:
+        held: what is on the device beside the states.
+        ranks: whose parts are in this process; of a parameter they are stepped together.
+    """
+    mine = [one for one in getattr(optimizer, "optimizers", [optimizer]) if isinstance(one, HostOptimizer)]
+    for one in mine:
+        one.at_once = ranks
+    passes = any(is_hosted(parameter) for one in mine for group in one.param_groups for parameter in group["params"])
+    with LiveMemory([*held, *states_of(optimizer)]) if passes else nullcontext() as memory:
+        optimizer.step()
+    return memory.peak // ranks if memory is not None else 0
 
 
 def name_of(graph: Graph, name: str) -> str:
@@ -288,9 +309,9 @@ def with_inputs(call: Any, plain: Mapping[str, torch.Tensor], inputs: Mapping[st
 
 
 def states_of(optimizer: Any) -> Iterator[torch.Tensor]:
-    """The optimizer's tensors of its parameters' size; its step counters are not counted, here or in the prediction."""
+    """The optimizer's tensors of its parameters' size on the device; its step counters are not counted, here or in the prediction."""
     if optimizer is not None:
-        for state in optimizer.state.values():
+        for state in (state for parameter, state in optimizer.state.items() if not is_hosted(parameter)):
             yield from (value for value in state.values() if isinstance(value, torch.Tensor) and value.dim() > 0)
 
 
@@ -326,6 +347,8 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
     for parts in trained.values():
         for part in parts:
             part.requires_grad_(True)
+    mark_hosted(part for item in graph.inputs if item.tensor in schedule.states_on_host for part in trained[item.name])
+    leaving = [value for output, value in schedule.outputs if output.kind != "gradient" or output.name not in trained]
     parted = {
         item.name: Parted(trained[item.name], schedule.specs[item.tensor], mesh, shape, item.own_shape(shape))
         for item in graph.inputs if item.trained for shape in (graph.tensors[item.tensor].shape,)
@@ -363,7 +386,9 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
             continue
         if turn < case.steps:
             trial.losses.append(case.loss_of(outputs))
-        optimizer.step()
+        grads = [part.grad for parts in trained.values() for part in parts if part.grad is not None]
+        stepping = measured_step(optimizer, [*count, *grads, *(held[value] for held in ranks for value in leaving)], mesh.ranks)
+        trial.peak_bytes = max(trial.peak_bytes, stepping if measured else 0)
         optimizer.zero_grad()
     assert set(tangents) <= set(case.tangents)
     return trial

@@ -1,21 +1,28 @@
-"""``find_plan_with_host``: plans that keep values of forward on the host where the device's memory is short.
+"""``find_plan_with_host``: plans that keep values of forward and optimizer states on the host where the device's memory is short.
 
-Without its copies, a plan with offloaded values is a plan that holds these values on the device. It takes no longer, since copies only
-occupy streams and the host, and it holds at most as many more bytes as were on the host at one time. So:
+Without its copies, such a plan is one that holds these values and states on the device.
 
-- Plans under a larger limit are searched as ever, and values of theirs are moved to the host until they fit under the limit itself
-  (``fit_on_host``). The first larger limit is all that the host has room for, then what copies can
-  hide beside forward.
-- The bound of a search under a limit that is larger by R bytes bounds all plans that have at most R bytes on the host at one time. R is
-  what the host has room for. A plan that takes no longer than the incumbent has no more on it than its link carries in that time.
+- It takes no longer. Copies of values only occupy streams and the host. The step without copies steps the same parameters one after
+  another, and waits for nothing.
+- It holds at most as many more bytes as were on the host at one time, values and states together. States are on the host throughout.
+  Those that pass through the device in the optimizer's step were counted there already.
 
-So the bound is over the plans of the search's own space, each with any of the values that backward reads on the host.
+So plans under a larger limit are searched as ever, and values and states of theirs are moved to the host until they fit under the limit
+itself (``fit_on_host``). The first larger limit is all that the host has room for, then what copies can hide beside forward.
+
+The bound of a search under a limit that is larger by R bytes bounds all plans that have at most R bytes on the host at one time. R is what
+the host has room for, and less where the incumbent takes T seconds. Take a plan that takes no longer. It has M microbatches, A bytes of
+values and S bytes of states on the host. Each microbatch copies A bytes there, and the optimizer's step S. The link's way there carries B
+bytes a second, so M A + S <= B T. A rank has no more states than the whole model has, so S <= W. Hence A + S <= B T / M + S (1 - 1 / M),
+where S is at most the smaller of W and B T. With one microbatch that is B T.
+
+So the bound is over the plans of the search's own space, each with any of the values that backward reads, and any states, on the host.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -23,14 +30,16 @@ from typing import Any
 from autopar.cost_models import Machine
 from autopar.effort import WORK_SECONDS, Budget, Effort, Meter
 from autopar.errors import InfeasibleError, TimeLimitError
-from autopar.graph import Graph
+from autopar.graph import DTYPE_BYTES, Graph
+from autopar.pricing import state_bytes
 from autopar.schedule.assignment import Assignment
 from autopar.schedule.freeing import free
 from autopar.schedule.legality import check_legal
 from autopar.schedule.limit_search import LimitSearch, expand_plan, improve_plan
-from autopar.schedule.liveness import held, host_peak
-from autopar.schedule.offloading import choose_offloaded, find_offloadable, offload
+from autopar.schedule.liveness import held, held_in_step, host_peak
+from autopar.schedule.offloading import choose_for_host, find_hostable_states, find_offloadable, offload
 from autopar.schedule.scheduled_plan import Sample, ScheduledPlan
+from autopar.schedule.settings import EQUAL_SECONDS
 from autopar.search.driver.find_plan import find_plan
 from autopar.search.driver.result import Baseline, SearchResult, Shared
 from autopar.search.settings import (
@@ -82,6 +91,9 @@ class _HostSearch:
         self.optimizer = asked["optimizer"] if graph.mode == "train" else "none"
         self.deadline = perf_counter() + time_limit
         self.host_bytes = machine.hardware.offloadable_bytes
+        sizes = ((name, math.prod(graph.tensors[name].shape) * DTYPE_BYTES[graph.tensors[name].dtype]) for name in graph.stepped)
+        self.states_bytes = sum(state_bytes(graph, name, size, self.optimizer) for name, size in sizes)
+        """Of the whole model: no rank has more."""
         self.best: SearchResult | None = None
         """The best result that fits under the limit."""
         self.bounds: dict[int, float] = {}
@@ -115,11 +127,11 @@ class _HostSearch:
                 found = self._search(limit, HOST_SHARES[share])
             except (InfeasibleError, TimeLimitError):
                 return
-            if found.memory.peak - self.limit <= self._carried(found.seconds):
+            if found.memory.peak - self.limit <= self._most_on_host(found.seconds):
                 self._move_to_host(found)
             if self._is_enough():
                 return
-            hidden = int(HOST_HIDDEN_SHARE * self._carried(found.seconds))
+            hidden = int(HOST_HIDDEN_SHARE * self._carried(found.seconds / self.graph.microbatches))
             limit = self.limit + min(max(found.memory.peak - self.limit, 0), hidden)
 
     def _is_enough(self) -> bool:
@@ -142,7 +154,7 @@ class _HostSearch:
         return found
 
     def _move_to_host(self, found: SearchResult) -> None:
-        """Moves values of a plan to the host until it fits, and offers it."""
+        """Moves values and states of a plan to the host until it fits, and offers it."""
         plan, meter = found.scheduled_plan, Meter(max(self.deadline - perf_counter(), 0.0))
         if plan is None or found.memory.peak <= self.limit:
             self._offer(found)
@@ -174,15 +186,21 @@ class _HostSearch:
 
     def _bound(self, seconds: float) -> float:
         """Seconds that bound every plan that takes up to ``seconds``, and so every plan where they are no more."""
-        most = min(self.host_bytes, self._carried(seconds))
+        most = min(self.host_bytes, self._most_on_host(seconds))
         found = (bound for limit, bound in self.bounds.items() if limit >= self.limit + most)
         return min(max(found, default=self.floor), seconds)
 
+    def _most_on_host(self, seconds: float) -> int:
+        """Bytes of a rank on its host at one time at most, where the step takes so many seconds: see the module."""
+        times, carried = self.graph.microbatches, self._carried(seconds)
+        states = min(self.states_bytes, carried)
+        return states + math.ceil((carried - states) / times)
+
     def _carried(self, seconds: float) -> int:
-        """Bytes that a device copies to its host in a microbatch, where the step takes so many seconds, at most."""
+        """Bytes that a device copies to its host in so many seconds, at most."""
         host = self.machine.hardware.host
         assert host is not None
-        return math.ceil(host.bandwidth * seconds / self.graph.microbatches)
+        return math.ceil(host.bandwidth * seconds)
 
     def _result(self, best: SearchResult) -> SearchResult:
         bound = self._bound(best.seconds) if self.graph.mode == "train" else best.bound_seconds
@@ -200,32 +218,56 @@ class _HostSearch:
 def fit_on_host(
     graph: Graph, plan: ScheduledPlan, optimizer: str, limit: int, host_bytes: int, budget: Budget
 ) -> ScheduledPlan | None:  # fmt: skip
-    """A plan with values moved to the host so that it fits; None where that was not reached.
+    """A plan with values and states moved to the host so that it fits; None where that was not reached.
+
+    Copies of values may hide beside operators, those of states do not. So values go first. Where their copies take time, states first are
+    tried too.
 
     Args:
         plan: at full depth.
         limit: bytes of a rank's device.
         host_bytes: of its host.
     """
-    machine = plan.schedule.machine
-
-    def schedule(assignment: Assignment, tries: int) -> ScheduledPlan:
-        sample = Sample(1.0, graph, assignment)
-        return LimitSearch(assignment, (sample,), machine, optimizer, limit, budget=budget).run(plan.limits, tries, improve=False)
-
-    lean = schedule(plan.assignment, 0).schedule
-    candidates, levels = find_offloadable(lean, plan.schedule), held(lean, optimizer)
-    target, best, known = limit, None, set[Sequence[str]]()
-    for _ in range(HOST_ATTEMPTS):
-        values = choose_offloaded(candidates, levels, target, host_bytes)
-        if values is None or values in known or budget.over:
-            break
-        known.add(values)
-        found = schedule(offload(graph, plan.assignment, lean, values), HOST_TRIES)
-        if found.memory.peak <= limit and host_peak(found.schedule) <= host_bytes:
-            best = found
-            break
-        target -= max(found.memory.peak - limit, limit // 200)
-    if best is None:
+    fitting = _Fitting(graph, plan, optimizer, limit, host_bytes, budget)
+    found = fitting.run(states_first=False)
+    if fitting.states and (found is None or found.seconds > plan.seconds * (1 + EQUAL_SECONDS)):
+        other = fitting.run(states_first=True)
+        found = other if other is not None and other.better(found, limit) else found
+    if found is None:
         return None
-    return expand_plan(improve_plan(best, optimizer, limit, budget, FINAL_MOVES, keep_program_order=False), optimizer)
+    return expand_plan(improve_plan(found, optimizer, limit, budget, FINAL_MOVES, keep_program_order=False), optimizer)
+
+
+class _Fitting:
+    """Sets of values and states on the host for one plan, each scheduled, until one fits. See ``fit_on_host``."""
+
+    def __init__(
+        self, graph: Graph, plan: ScheduledPlan, optimizer: str, limit: int, host_bytes: int, budget: Budget
+    ) -> None:  # fmt: skip
+        self.graph, self.plan, self.optimizer = graph, plan, optimizer
+        self.limit, self.host_bytes, self.budget = limit, host_bytes, budget
+        self.lean = self._schedule(plan.assignment, 0).schedule
+        self.candidates = find_offloadable(self.lean, plan.schedule)
+        self.states = find_hostable_states(self.lean, optimizer)
+        self.levels = [*held(self.lean, optimizer), held_in_step(self.lean, optimizer)]
+
+    def _schedule(self, assignment: Assignment, tries: int) -> ScheduledPlan:
+        sample, machine = Sample(1.0, self.graph, assignment), self.plan.schedule.machine
+        search = LimitSearch(assignment, (sample,), machine, self.optimizer, self.limit, budget=self.budget)
+        return search.run(self.plan.limits, tries, improve=False)
+
+    def run(self, *, states_first: bool) -> ScheduledPlan | None:
+        """The first set that fits, before local search."""
+        target, known = self.limit, set[object]()
+        for _ in range(HOST_ATTEMPTS):
+            chosen = choose_for_host(self.candidates, self.levels, self.states, target, self.host_bytes, states_first=states_first)
+            if chosen is None or chosen in known or self.budget.over:
+                return None
+            known.add(chosen)
+            values, states = chosen
+            assignment = replace(offload(self.graph, self.plan.assignment, self.lean, values), states_on_host=frozenset(states))
+            found = self._schedule(assignment, HOST_TRIES)
+            if found.memory.peak <= self.limit and host_peak(found.schedule, self.optimizer) <= self.host_bytes:
+                return found
+            target -= max(found.memory.peak - self.limit, self.limit // 200)
+        return None
