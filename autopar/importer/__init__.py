@@ -20,6 +20,7 @@ moe_unsort         rows sorted by expert, left in the order of their tokens
 blocks             weights that are several in one (queries, keys and values), held as such
 cutting            what cuts a dim into its blocks
 block_propagation  how operators carry blocks
+known_graphs       exported programs that were traced before
 joint              traced to one functional graph, forward and backward
 lowering           that as Op and Tensor
 naming             names of operators

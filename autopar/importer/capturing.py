@@ -27,6 +27,7 @@ from autopar.importer.diagnosis import diagnosed
 from autopar.importer.exported import Exported, Value, Whole, Within, all_held, check_plain, export
 from autopar.importer.groups import find_groups
 from autopar.importer.joint import DialectProgram, check_sizes, trace
+from autopar.importer.known_graphs import KNOWN, describe
 from autopar.importer.lowering import Lowering
 from autopar.importer.moe_unsort import leave_unsorted
 from autopar.importer.precision import autocast_of, check_compute_dtype, is_autocast, share_casts, where_used
@@ -147,11 +148,17 @@ def _traced(
     leave_unsorted(exported.graph_module)
     check_sizes(exported.graph_module)
     blocks = find_blocks(exported, plain)
+    key = describe(exported, blocks, train, recording)
+    known = KNOWN.find(key)
+    if known is not None:
+        return exported, known, exported.tensors
     program = DialectProgram(exported, blocks)
     with diagnosed("tracing the model", program.place):
         traced = trace(program, recording=recording)
     lowering = Lowering(exported, traced.graph, program.origins, blocks.parameters, train=train)
     graph = share_casts(lowering.run()) if is_autocast(compute_dtype) else lowering.run()
+    if not traced.graph.find_nodes(op="get_attr"):  # else it holds tensors that the exported program does not
+        KNOWN.keep(key, graph)
     return exported, graph, tuple(lowering.roles.inputs.values())
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 
+from autopar.cli.main import main
 from tests.cli.running import autopar, refused
 
 LAYER = {"forward": 1, "backward": 2, "held": 1}
@@ -80,8 +84,6 @@ def test_known_cases_of_the_acceptance_script(shared):
         pytest.skip("no pipeline cases beside the acceptance scripts")
     sys.path.insert(0, str(shared / "acceptance"))
     try:
-        from runpy import run_path
-
         cases = run_path(str(shared / "acceptance" / "pipeline_cases"))
         from autopar.solvers.pipeline import solve_pipeline
         from autopar.solvers.pipeline.file_format import from_document, to_document
@@ -95,11 +97,21 @@ def test_known_cases_of_the_acceptance_script(shared):
 
 
 @pytest.mark.slow
-def test_the_acceptance_script_runs(shared):
+def test_the_acceptance_script_runs(shared, monkeypatch, capsys):
+    """Its commands run in this process, so that what they import is imported once."""
     if not (shared / "acceptance" / "pipeline_cases").is_file():
         pytest.skip("no pipeline cases beside the acceptance scripts")
-    import os
 
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run([shared / "acceptance" / "pipeline_cases"], capture_output=True, text=True, timeout=1800, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    def run(words: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        assert words[0] == "autopar" and options == {"capture_output": True, "text": True}
+        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+            status = main(words[1:])
+        return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the script adds to it
+    with pytest.raises(SystemExit) as ended:
+        run_path(str(shared / "acceptance" / "pipeline_cases"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert not ended.value.code, said
+    assert " cases: 0 wrong" in said

@@ -62,6 +62,10 @@ def on_ranks(
     """``function`` of the compiled module on every rank of a random plan; what it returns."""
     made = made or net()
     schedule = random_schedule(made.captured.graph, machine(mesh), seed, again=again)
+    if options.get("execute") == "compiled":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what torch itself has deprecated
+            import torch._inductor.compile_fx  # noqa: F401  once here: each rank would import it for itself
 
     def rank_main(_: int) -> Any:
         with warnings.catch_warnings():
