@@ -148,7 +148,7 @@ def _traced(
     leave_unsorted(exported.graph_module)
     check_sizes(exported.graph_module)
     blocks = find_blocks(exported, plain)
-    key = describe(exported, blocks, train, recording)
+    key = describe(exported, blocks, train, recording, compute_dtype)
     known = KNOWN.find(key)
     if known is not None:
         return exported, known, exported.tensors
