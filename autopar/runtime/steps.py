@@ -30,7 +30,7 @@ from autopar.runtime.fusion import makes_memory
 from autopar.runtime.placement import local_part, to_placements
 from autopar.runtime.weights import Place
 from autopar.sharding import Blocks, ShardingSpec
-from autopar.torch_compat import dtensor_like, keeps_autograd_graph, split_factor_of
+from autopar.torch_compat import dtensor_like, keeps_autograd_graph, split_factor_of, store_gradients
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ class TrainingStep(torch.autograd.Function):
     """Forward and backward instructions as one differentiable function of the trained parameters and inputs."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, call: Call, *trained: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: FunctionCtx, call: Call, nobodys: torch.Tensor, *trained: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.call = call
         outputs = call.forward(keep=True)
@@ -318,7 +318,8 @@ class TrainingStep(torch.autograd.Function):
         if torch.is_grad_enabled():
             hint = "leave create_graph out; what needs gradients of gradients (a penalty on them) runs on the plain model"
             raise UsageError("create_graph=True asks for gradients that can be differentiated; the planned backward is no graph", hint)
-        return (None, *ctx.call.backward(gradients, keep=keeps_autograd_graph()))
+        found = ctx.call.backward(gradients, keep=keeps_autograd_graph())
+        return (None, None, *store_gradients(ctx, ctx.call.weights, found))
 
 
 class Call:
@@ -350,6 +351,11 @@ class Call:
             return name in self.tangents or name == self.loss
         output = next(output for output, _ in self.leaving if output.name == name)
         return tensor.is_floating_point() and output.tensor in self.step.trained_into
+
+    @property
+    def weights(self) -> list[torch.Tensor | None]:
+        """Of what is trained the parameters, None for inputs."""
+        return [self.owners[name] if name in self.step.parameters else None for name in self.trained]
 
     @property
     def loss(self) -> str | None:
