@@ -27,6 +27,7 @@ forward_attributes  attributes in which forward leaves tensors: not to be read a
 weights             parameters and buffers as DTensors
 held_weights        those that a call finds in the module
 checkpoints         what a rank stores of a DTensor in blocks
+saved_values        what a step keeps from forward for backward, taken once
 steps               one step as one autograd function
 accumulation        a step of several microbatches
 footprint           the peak of memory as a schedule is run

@@ -12,7 +12,6 @@ from types import FunctionType
 from typing import Any, Self
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -331,7 +330,7 @@ class ShardedModule(WithinReplicas, OwnStates):
                 f" {self.dropout_seed}; set module.dropout_seed, and module.dropout_step, on all ranks alike for another"
             )
             warnings.warn(text, LaterSeedWarning, stacklevel=8)
-        members, world = self.team.members, dist.get_world_size()
+        members, world = self.team.members, self.team.world
         number = SEEDS * (self.dropout_seed or 0) + self.dropout_step + (0 if trains else OTHER_CALLS * self.other_calls)
         return number if len(members) == world else number * world + min(members)
 
