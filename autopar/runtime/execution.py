@@ -152,12 +152,12 @@ class Executable:
         """
         if self.input_segment is not None:
             self.make_input_gradients(ranks, observed)
-        sends_early = send is not None and last and self.once_segment is not None
-        self.make_weight_gradients(ranks, observed, last=last and not sends_early)
+        once = self.once_segment if send is not None and last else None
+        self.make_weight_gradients(ranks, observed, last=last and once is None)
         if send is not None:
             send()
-        if sends_early:
-            _run(self.once_segment, ranks, {}, observed)
+        if once is not None:
+            _run(once, ranks, {}, observed)
 
     def make_input_gradients(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
         """Runs the first part of backward, where it has two."""
@@ -169,9 +169,12 @@ class Executable:
         _run(self.backward_segment if last else self.repeated_segment, ranks, {}, observed)
 
 
-@torch.no_grad()
 def _run(segment: Segment, ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+    """Outside autograd and autocast; what is off already, as within an ``autograd.Function``, is not turned off once more."""
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            _run(segment, ranks, flights, observed)
+    elif torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             segment(ranks, flights, observed)
     else:
