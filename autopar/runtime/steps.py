@@ -25,8 +25,9 @@ from autopar.runtime.calls import CallTree
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.deferred_loss import Arrival, LateTensor
 from autopar.runtime.emission import Graphs
-from autopar.runtime.execution import Executable, Land, loss_gradient
+from autopar.runtime.execution import Executable, Land
 from autopar.runtime.fusion import makes_memory
+from autopar.runtime.loss_gradient import loss_gradient
 from autopar.runtime.placement import local_part, to_placements
 from autopar.runtime.saved_values import Saved
 from autopar.runtime.weights import Place
