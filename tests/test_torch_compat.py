@@ -300,6 +300,31 @@ def test_the_running_backward_says_whether_it_keeps_the_graph(keep):
     assert seen == [keep]
 
 
+@pytest.mark.parametrize(("inputs", "stored"), [(None, True), ("both", False), ("one", False), ("asked", False)])
+def test_whether_a_backward_pass_stores_every_gradient_is_known(inputs: str | None, stored: bool) -> None:
+    seen = []
+
+    class Watch(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, nobodys, *leaves):
+            return leaves[0].clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            left = torch_compat.store_gradients(ctx, leaves, [grad, grad.clone()])
+            seen.append([one is None for one in left])
+            return None, *left
+
+    leaves = [torch.ones(1, requires_grad=True) for _ in range(2)]
+    result = Watch.apply(torch_compat.NOBODYS, *leaves)
+    if inputs == "asked":
+        torch.autograd.grad(result, leaves)
+    else:
+        result.backward(inputs=None if inputs is None else leaves[: 1 + (inputs == "both")])
+    assert seen == [[stored, False]]
+    assert [leaf.grad is not None for leaf in leaves] == [inputs != "asked", inputs in (None, "both")]
+
+
 def test_many_copies_are_one_call():
     whole = torch.zeros(2, 5)
     torch_compat.copy_each(list(whole.split((2, 3), 1)), [torch.ones(2, 2), torch.arange(6).view(3, 2).t()])

@@ -22,7 +22,7 @@ def _convolution(
     x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Tensor:  # fmt: skip
     zeros = [0] * len(stride)
-    return torch.ops.aten.convolution.default(x, w, None, stride, padding, dilation, False, zeros, groups).contiguous()
+    return torch.convolution(x, w, None, stride, padding, dilation, False, zeros, groups).contiguous()
 
 
 def _convolution_shapes(
@@ -46,8 +46,13 @@ def _backward(gradient: Tensor, x: Tensor, w: Tensor, settings: tuple[Any, ...],
     return found[wanted.index(True)].contiguous()
 
 
+def _stand_in(grad: Tensor, size: Sequence[int]) -> Tensor:
+    """One number in place of the tensor that a gradient does not depend on."""
+    return grad.new_empty_strided(size, [0] * len(size))
+
+
 def _input_gradient(grad: Tensor, w: Tensor, input_size: Sequence[int], *settings: Any) -> Tensor:
-    return _backward(grad, grad.new_empty(1).expand(input_size), w, settings, [True, False, False])
+    return _backward(grad, _stand_in(grad, input_size), w, settings, [True, False, False])
 
 
 def _input_gradient_shapes(grad: Tensor, w: Tensor, input_size: Sequence[int], *settings: Any) -> Tensor:
@@ -55,7 +60,7 @@ def _input_gradient_shapes(grad: Tensor, w: Tensor, input_size: Sequence[int], *
 
 
 def _weight_gradient(grad: Tensor, x: Tensor, weight_size: Sequence[int], *settings: Any) -> Tensor:
-    return _backward(grad, x, grad.new_empty(1).expand(weight_size), settings, [False, True, False])
+    return _backward(grad, x, _stand_in(grad, weight_size), settings, [False, True, False])
 
 
 def _weight_gradient_shapes(grad: Tensor, x: Tensor, weight_size: Sequence[int], *settings: Any) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -28,6 +28,10 @@ GROUPED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Those for which torch has a grouped product."""
 GROUPED_BYTES = 16
 """Rows of its operands begin at multiples of this."""
+Places = tuple[Tensor, Tensor]
+"""Rows in the order of the experts at hand, those of others last ``[s]``; where the rows of each of these experts end ``[experts]``."""
+FindPlaces = Callable[[Tensor, int, int], Places]
+"""From each row's expert, the first expert at hand and their number."""
 Terms = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 
@@ -116,47 +120,54 @@ def _layout(a: Sequence[int], b: Sequence[int], ids: Sequence[int], equation: st
     return Layout(_view(sizes, first, rows, inner), right, outer, tuple(sizes[name] for name in order), turned)
 
 
-def _expert_contract(a: Tensor, b: Tensor, ids: Tensor, equation: str, experts: int, first_expert: int) -> Tensor:
+def _expert_contract(
+    a: Tensor, b: Tensor, ids: Tensor, equation: str, experts: int, first_expert: int, find_places: FindPlaces | None = None
+) -> Tensor:  # fmt: skip
+    """Args: ``find_places``: in place of ``places_of``, for who has found them before."""
     layout = _layout(a.shape, b.shape, ids.shape, equation, experts)
-    x, y, numbers = layout.a.of(a), layout.b.of(b), ids if ids.dim() == 1 else ids.reshape(-1)
-    made = _outer(x, y, numbers, experts, first_expert) if layout.outer else _product(x, y, numbers, first_expert)
+    x, y, places = layout.a.of(a), layout.b.of(b), (find_places or places_of)(ids, first_expert, experts)
+    made = _outer(x, y, places, experts) if layout.outer else _product(x, y, places, first_expert == WHOLE)
     made = made if made.shape == layout.shape else made.reshape(layout.shape)
     return (made if layout.order is None else made.permute(layout.order)).contiguous()
 
 
-def _product(x: Tensor, w: Tensor, ids: Tensor, first_expert: int) -> Tensor:
-    """``out[s] = x[s] w[ids[s] - first_expert]``, zero for rows of experts that are not here."""
+def _product(x: Tensor, w: Tensor, places: Places, whole: bool) -> Tensor:
+    """``out[s] = x[s] w[e]`` of row ``s`` of expert ``e``, zero for rows of experts that are not here.
+
+    Args:
+        whole: whether no rows are of such.
+    """
     if runs_grouped(x.dtype, x.shape[1], w.shape[2]):
-        return sorted_product(x, w, ids, first_expert)
+        return sorted_product(x, w, places, whole)
     out = x.new_zeros(x.shape[0], w.shape[2])
-    for expert, rows in _by_expert(ids, first_expert, w.shape[0]):
+    for expert, rows in _by_expert(places):
         out[rows] = x[rows] @ w[expert]
     return out
 
 
-def _outer(x: Tensor, y: Tensor, ids: Tensor, experts: int, first_expert: int) -> Tensor:
+def _outer(x: Tensor, y: Tensor, places: Places, experts: int) -> Tensor:
     """``out[e] = sum of x[s]^T y[s]`` over the rows of expert ``e``."""
     if runs_grouped(x.dtype, x.shape[1], y.shape[1]):
-        return sorted_outer(x, y, ids, experts, first_expert)
+        return sorted_outer(x, y, places)
     out = x.new_zeros(experts, x.shape[1], y.shape[1])
-    for expert, rows in _by_expert(ids, first_expert, experts):
+    for expert, rows in _by_expert(places):
         out[expert] = x[rows].t() @ y[rows]
     return out
 
 
-def sorted_product(x: Tensor, w: Tensor, ids: Tensor, first_expert: int) -> Tensor:
+def sorted_product(x: Tensor, w: Tensor, places: Places, whole: bool) -> Tensor:
     """``_product`` by torch's grouped kernel, on rows that are sorted for it and put back. No size depends on a value, so that a GPU runs
     on while Python goes ahead."""
-    order, ends = _places(ids, first_expert, w.shape[0])
+    order, ends = places
     made = torch.nn.functional.grouped_mm(x[order], w, offs=ends)
-    if first_expert != WHOLE:
+    if not whole:
         made = made.masked_fill((torch.arange(x.shape[0], device=x.device) >= ends[-1]).unsqueeze(-1), 0)
     return torch.empty_like(made).index_copy_(0, order, made)
 
 
-def sorted_outer(x: Tensor, y: Tensor, ids: Tensor, experts: int, first_expert: int) -> Tensor:
+def sorted_outer(x: Tensor, y: Tensor, places: Places) -> Tensor:
     """``_outer`` by torch's grouped kernel, which on a GPU leaves experts without rows as they are."""
-    order, ends = _places(ids, first_expert, experts)
+    order, ends = places
     made = torch.nn.functional.grouped_mm(x[order].t(), y[order], offs=ends)
     if x.device.type == "cpu":
         return made
@@ -164,17 +175,43 @@ def sorted_outer(x: Tensor, y: Tensor, ids: Tensor, experts: int, first_expert: 
     return made.masked_fill((rows == 0).reshape(-1, 1, 1), 0)
 
 
-def _places(ids: Tensor, first: int, experts: int) -> tuple[Tensor, Tensor]:
-    """Rows in the order of the experts at hand, those of others last ``[s]``; where the rows of each of these experts end ``[experts]``."""
-    own = ids if first == WHOLE else torch.where((ids >= first) & (ids < first + experts), ids - first, experts)
+def places_of(ids: Tensor, first: int, experts: int) -> Places:
+    """Where the rows of the experts at hand are.
+
+    Args:
+        ids: each row's expert, of any shape: rows are counted through.
+    """
+    numbers = ids if ids.dim() == 1 else ids.reshape(-1)
+    own = numbers if first == WHOLE else torch.where((numbers >= first) & (numbers < first + experts), numbers - first, experts)
     own, order = own.sort(stable=True)
-    numbers = torch.arange(experts, device=ids.device, dtype=own.dtype)
-    return order, torch.searchsorted(own, numbers, right=True, out_int32=True)
+    return order, torch.searchsorted(own, torch.arange(experts, device=ids.device, dtype=own.dtype), right=True, out_int32=True)
 
 
-def _by_expert(ids: Tensor, first: int, experts: int) -> Iterator[tuple[int, Tensor]]:
+class KeptPlaces:
+    """``places_of``, found once for all products that read the same numbers, until they are let go: a row has 8 bytes then, and its number
+    is held on to, beside the kilobytes of its values."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int, int], tuple[Tensor, int, Places]] = {}
+
+    def find(self, ids: Tensor, first: int, experts: int) -> Places:
+        """As ``places_of``."""
+        if ids.is_inference():  # it does not say whether it was written over
+            return places_of(ids, first, experts)
+        key = id(ids), first, experts
+        held = self._found.get(key)
+        if held is None or held[1] != ids._version:
+            held = self._found[key] = ids, ids._version, places_of(ids, first, experts)
+        return held[2]
+
+    def let_go(self) -> None:
+        """Of all of them."""
+        self._found.clear()
+
+
+def _by_expert(places: Places) -> Iterator[tuple[int, Tensor]]:
     """Of each expert at hand that has any, its number among them and its rows."""
-    order, ends = _places(ids, first, experts)
+    order, ends = places
     for expert, (begin, end) in enumerate(itertools.pairwise([0, *ends.tolist()])):
         if end > begin:
             yield expert, order[begin:end]

@@ -16,6 +16,7 @@ fusion              operators that run as one kernel, or write over what they re
 buffer_writes       counters and running statistics are written where they lie
 inner               bodies of the operators with collectives inside
 execution           instructions as statements of a segment's code
+loss_gradient       the gradient of the loss that a backward begins with
 loss_tail           what of forward only the loss asks for, which runs when it is read
 deferred_loss       the loss that is waited for when it is read
 emission            the same instructions as torch.fx graphs
@@ -27,6 +28,7 @@ forward_attributes  attributes in which forward leaves tensors: not to be read a
 weights             parameters and buffers as DTensors
 held_weights        those that a call finds in the module
 checkpoints         what a rank stores of a DTensor in blocks
+saved_values        what a step keeps from forward for backward, taken once
 steps               one step as one autograd function
 accumulation        a step of several microbatches
 footprint           the peak of memory as a schedule is run

@@ -18,8 +18,10 @@ from autopar.errors import UsageError
 from autopar.graph import DIVISOR, Accumulation
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.emission import Graphs
-from autopar.runtime.execution import Executable, loss_gradient, own_shape
-from autopar.runtime.steps import Call, Saved
+from autopar.runtime.execution import Executable, own_shape
+from autopar.runtime.loss_gradient import loss_gradient
+from autopar.runtime.saved_values import Saved
+from autopar.runtime.steps import Call
 from autopar.schedule import Schedule
 
 

@@ -68,6 +68,9 @@ class CallTree:
         Raises:
             UsageError: naming the argument that differs from the captured call.
         """
+        names = self._names_by_position
+        if names is not None and not kwargs and len(args) == len(names) and all(isinstance(one, torch.Tensor) for one in args):
+            return dict(zip(names, args, strict=True))
         try:
             own, own_kwargs, loss_args = self.parted(args, kwargs)
             found = self._of_model(own, own_kwargs)
@@ -77,6 +80,13 @@ class CallTree:
         for index, (tree, value) in enumerate(zip(self.arguments.get("loss_args", []), loss_args, strict=True)):
             found.update(leaves(tree, value, f"loss argument {index}"))
         return found
+
+    @cached_property
+    def _names_by_position(self) -> tuple[str, ...] | None:
+        """The tensors of a call that has nothing else and names none; None of another."""
+        trees = (*self.arguments["args"], *self.arguments.get("loss_args", []))
+        plain = not self.arguments.get("kwargs") and all(map(is_leaf, trees))
+        return tuple(tree["tensor"] for tree in trees) if plain else None
 
     def _of_model(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors of the model's own arguments."""

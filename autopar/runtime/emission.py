@@ -19,9 +19,10 @@ from autopar.dialect.library import BODIES, LOOKING, STILL
 from autopar.graph import Ref
 from autopar.runtime.code import Code
 from autopar.runtime.collectives import Observed, Values
-from autopar.runtime.execution import Executable, given_loss_gradient, loss_gradient, own_shape
+from autopar.runtime.execution import Executable, own_shape
 from autopar.runtime.index_check import raise_index_errors
 from autopar.runtime.kernels import write_call
+from autopar.runtime.loss_gradient import given_loss_gradient, loss_gradient
 from autopar.runtime.operators import find_function
 from autopar.schedule import Schedule
 from autopar.torch_compat import fake_mode, is_operator, trace_operators

@@ -6,11 +6,9 @@ ranks, so what is tested in lockstep is what runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -19,6 +17,7 @@ from torch import Tensor
 
 from autopar.cost_models import SubAxis
 from autopar.dialect.batch_norm import batch_norm_in_place
+from autopar.dialect.experts import KeptPlaces
 from autopar.dialect.library import STILL
 from autopar.errors import UsageError
 from autopar.rules import STORING, localize
@@ -31,12 +30,13 @@ from autopar.runtime.fusion import makes_memory, pairs_of, write_in_place, write
 from autopar.runtime.index_check import write_check
 from autopar.runtime.inner import Answer, Request, body
 from autopar.runtime.kernels import assign, write_call, write_operator
+from autopar.runtime.loss_gradient import scale_gradient
 from autopar.runtime.loss_tail import Tail, loss_tail
 from autopar.runtime.mixed_norms import check_norms
 from autopar.runtime.offloading import Transfer
 from autopar.runtime.operators import find_function, find_operator, named_results, takes_device, with_tensors, with_torch_values
 from autopar.runtime.ranges import call_of, layer_of
-from autopar.runtime.whole_operands import mark_whole
+from autopar.runtime.whole_operands import EXPERT_CONTRACT, mark_whole
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import BEFORE_ALL, Operation
@@ -152,12 +152,12 @@ class Executable:
         """
         if self.input_segment is not None:
             self.make_input_gradients(ranks, observed)
-        sends_early = send is not None and last and self.once_segment is not None
-        self.make_weight_gradients(ranks, observed, last=last and not sends_early)
+        once = self.once_segment if send is not None and last else None
+        self.make_weight_gradients(ranks, observed, last=last and once is None)
         if send is not None:
             send()
-        if sends_early:
-            _run(self.once_segment, ranks, {}, observed)
+        if once is not None:
+            _run(once, ranks, {}, observed)
 
     def make_input_gradients(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
         """Runs the first part of backward, where it has two."""
@@ -169,39 +169,16 @@ class Executable:
         _run(self.backward_segment if last else self.repeated_segment, ranks, {}, observed)
 
 
-@torch.no_grad()
 def _run(segment: Segment, ranks: Sequence[Values], flights: Flights, observed: list[Observed] | None) -> None:
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+    """Outside autograd and autocast; what is off already, as within an ``autograd.Function``, is not turned off once more."""
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            _run(segment, ranks, flights, observed)
+    elif torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             segment(ranks, flights, observed)
     else:
         segment(ranks, flights, observed)
-
-
-LOSS_GRADIENT: ContextVar[Tensor | None] = ContextVar("autopar_loss_gradient", default=None)
-
-
-@contextmanager
-def loss_gradient(gradient: Tensor | None) -> Iterator[None]:
-    """Within it, the backward begins with this gradient of the loss instead of one: scaled losses keep half-precision gradients from
-    vanishing."""
-    token = LOSS_GRADIENT.set(gradient)
-    try:
-        yield
-    finally:
-        LOSS_GRADIENT.reset(token)
-
-
-def given_loss_gradient() -> Tensor:
-    """The one that the backward begins with, one number on the CPU."""
-    given = LOSS_GRADIENT.get()
-    return torch.ones((), dtype=torch.float64) if given is None else given.detach().to("cpu", torch.float64)
-
-
-def _scaled(one: Tensor) -> Tensor:
-    """The loss's gradient, which is one, times the one that was given."""
-    scale = LOSS_GRADIENT.get()
-    return one if scale is None else one * scale.to(one.device, one.dtype)
 
 
 # --- binding -----------------------------------------------------------------------------------------------------------
@@ -252,7 +229,7 @@ class _Binding:
 
     def __init__(self, schedule: Schedule, backend: Backend, device: torch.device, dropout: bool, in_place: bool, tail: Tail) -> None:
         self.schedule, self.backend, self.device, self.dropout, self.in_place = schedule, backend, device, dropout, in_place
-        self.pairs, self.tail = pairs_of(schedule, in_place), tail
+        self.pairs, self.tail, self.places = pairs_of(schedule, in_place), tail, KeptPlaces()
         self.buffer_writes = find_buffer_writes(schedule) if in_place else {}
         self.done = {pair.addition for pair in self.pairs.values()}
         self.unmade = {schedule.instructions[index].writes[0] for index in self.pairs}
@@ -285,9 +262,8 @@ class _Binding:
 
     def segment(self, name: str, places: Sequence[int]) -> Segment:
         """The instructions at these places as one function."""
-        code = Code(len(self.backend.ranks))
-        for index in places:
-            item = self.schedule.instructions[index]
+        code, run = Code(len(self.backend.ranks)), [self.schedule.instructions[index] for index in places]
+        for index, item in zip(places, run, strict=True):
             code.begin(self.schedule.operations[item.of].op if item.kind == "run" else None)
             if item.kind == "run":
                 code.mark(f"ranges.layer({layer_of(self.schedule, item)!r})")
@@ -296,6 +272,9 @@ class _Binding:
             WRITE[item.kind](self, code, index, item)
             if item.kind in ("start", "wait"):
                 code.mark("ranges.end_call()")
+        code.begin(None)
+        if any(self.schedule.operations[item.of].op.target == EXPERT_CONTRACT for item in run if item.kind == "run"):
+            code.add(f"{code.object(self.places.let_go)}()")
         return code.segment(name)
 
     def run(self, code: Code, index: int, item: Instruction) -> None:
@@ -332,7 +311,7 @@ class _Binding:
                 handler = write_check(code, operation.op, self.schedule.graph, marked, given, self.backend.traced)
                 expression = write_operator(code, operation.op, function, marked, kwargs, shapes, given)
             if item.of == self.schedule.graph.loss_gradient:
-                expression = f"{code.object(_scaled)}({expression})"
+                expression = f"{code.object(scale_gradient)}({expression})"
             op = operation.op if pair is None else self.schedule.operations[other.of].op
             assign(code, op, [code.write(value, place) for value in writes], expression, handler)
         if dense:
@@ -341,8 +320,10 @@ class _Binding:
     def function(self, target: str) -> Callable[..., Any]:
         """What runs for an operator."""
         target = target if self.in_place else AS_A_RESULT.get(target, target)
-        find = find_function if self.dropout and not self.backend.traced else find_operator  # who counts memory counts by operators
-        return find(target) if self.dropout else STILL.get(target) or find(target)
+        if not self.dropout or self.backend.traced:  # who counts memory counts by operators
+            return (None if self.dropout else STILL.get(target)) or find_operator(target)
+        found = find_function(target)
+        return partial(found, find_places=self.places.find) if target == EXPERT_CONTRACT else found
 
     def may_write(self, value: str) -> bool:
         """Whether a value that nobody needs any more is written over, as planned: not in a trace, nor if torch may have made a view."""

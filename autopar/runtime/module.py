@@ -12,7 +12,6 @@ from types import FunctionType
 from typing import Any, Self
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -35,7 +34,7 @@ from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import WithinReplicas, transforms_run, values_of
+from autopar.torch_compat import NOBODYS, WithinReplicas, transforms_run, values_of
 
 OTHER_CALLS = 0x9E3779B9
 """How far calls without gradients are apart in what they draw, beyond any number of training steps; odd, since CPUs' generators take the
@@ -147,7 +146,7 @@ class ShardedModule(WithinReplicas, OwnStates):
         differentiates = step.graph.mode == "train" and torch.is_grad_enabled()
         call, trained = self._make_call(step, tensors, differentiates=differentiates)
         trains = differentiates and bool(trained)
-        outputs = TrainingStep.apply(call, *trained) if trains else call.forward(keep=False)
+        outputs = TrainingStep.apply(call, NOBODYS, *trained) if trains else call.forward(keep=False)
         self.__dict__.update(dropout_step=self.dropout_step + trains, other_calls=0 if trains else self.other_calls + 1, _left=step.left)
         leave(self.tree, step.left)
         if hand_out is not None:
@@ -334,7 +333,7 @@ class ShardedModule(WithinReplicas, OwnStates):
                 f" {self.dropout_seed}; set module.dropout_seed, and module.dropout_step, on all ranks alike for another"
             )
             warnings.warn(text, LaterSeedWarning, stacklevel=8)
-        members, world = self.team.members, dist.get_world_size()
+        members, world = self.team.members, self.team.world
         number = SEEDS * (self.dropout_seed or 0) + self.dropout_step + (0 if trains else OTHER_CALLS * self.other_calls)
         return number if len(members) == world else number * world + min(members)
 

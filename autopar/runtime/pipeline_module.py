@@ -44,8 +44,9 @@ from autopar.runtime.pipeline_mail import Groups, ProcessMail, Ranks, create_gro
 from autopar.runtime.pipeline_programs import Absent, PipelinePrograms, Running
 from autopar.runtime.pipelines import StageRun, starts_scaled
 from autopar.runtime.programs import Programs
+from autopar.runtime.saved_values import Saved
 from autopar.runtime.settings import Settings, held_by
-from autopar.runtime.steps import Call, Saved, Step
+from autopar.runtime.steps import Call, Step
 from autopar.runtime.weights import Initialise, Place, copy_tree, initialise, own_specs, own_tensors, shard_weights
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed

@@ -21,7 +21,8 @@ from autopar.errors import UsageError
 from autopar.graph import DIVISOR, Op
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.emission import STORED, gradients
-from autopar.runtime.execution import LOSS_GRADIENT, Executable, Land, loss_gradient, own_shape
+from autopar.runtime.execution import Executable, Land, own_shape
+from autopar.runtime.loss_gradient import LOSS_GRADIENT, loss_gradient
 from autopar.torch_compat import copy_each
 
 EAGER = "compile with execute='eager'"

@@ -25,12 +25,14 @@ from autopar.runtime.calls import CallTree
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.deferred_loss import Arrival, LateTensor
 from autopar.runtime.emission import Graphs
-from autopar.runtime.execution import Executable, Land, loss_gradient
+from autopar.runtime.execution import Executable, Land
 from autopar.runtime.fusion import makes_memory
+from autopar.runtime.loss_gradient import loss_gradient
 from autopar.runtime.placement import local_part, to_placements
+from autopar.runtime.saved_values import Saved
 from autopar.runtime.weights import Place
 from autopar.sharding import Blocks, ShardingSpec
-from autopar.torch_compat import dtensor_like, keeps_autograd_graph, split_factor_of
+from autopar.torch_compat import dtensor_like, keeps_autograd_graph, split_factor_of, store_gradients
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,12 @@ class Step:
     def given(self) -> tuple[GraphInput, ...]:
         """The inputs of a call."""
         return tuple(item for item in self.graph.of_kind("input") if not item.is_received)
+
+    @cached_property
+    def taken_whole(self) -> Mapping[str, tuple[tuple[int, ...], torch.dtype, torch.device]]:
+        """Shape, dtype and device of the tensors of a call that are taken as they are, by tensor name."""
+        planned = {item.tensor: self.graph.tensors[item.tensor] for item in self.given if self.spec(item.tensor).is_replicated}
+        return {name: (tensor.shape, getattr(torch, tensor.dtype), self.place.device) for name, tensor in planned.items()}
 
     @cached_property
     def leaving(self) -> tuple[tuple[GraphOutput, str], ...]:
@@ -207,8 +215,11 @@ class Step:
         Raises:
             UsageError: another shape or dtype than planned.
         """
+        is_plain = not isinstance(tensor, DTensor)
+        if is_plain and self.taken_whole.get(item.tensor) == (tensor.shape, tensor.dtype, tensor.device):
+            return tensor.detach()
         planned, spec, mesh = self.graph.tensors[item.tensor], self.spec(item.tensor), self.place.mesh
-        local = self.inputs == "local" and not isinstance(tensor, DTensor)
+        local = self.inputs == "local" and is_plain
         shape = self.place.own_shape(planned.shape, spec) if local else planned.shape
         dtype = str(tensor.dtype).removeprefix("torch.")
         if tuple(tensor.shape) != tuple(shape) or dtype != planned.dtype:
@@ -217,7 +228,7 @@ class Step:
             raise UsageError(message, "plan the model again for these shapes")
         if local:
             return tensor.detach().to(self.place.device)
-        if isinstance(tensor, DTensor):
+        if not is_plain:
             return self.place.own_part(tensor, spec)
         part = local_part(tensor.detach(), spec, mesh, self.place.rank)
         return part.to(self.place.device) if spec.is_replicated else part.to(self.place.device, copy=True).contiguous()
@@ -272,41 +283,13 @@ class Step:
         return made.full_tensor() if self.outputs == "full" else made
 
 
-class Saved:
-    """What the backward pass needs from the forward pass; emptied as the backward pass uses it."""
-
-    def __init__(self, values: Values, owners: Mapping[str, torch.Tensor]) -> None:
-        self._values: Values | None = values
-        self._owners = {name: (tensor, tensor._version) for name, tensor in owners.items()}
-
-    @property
-    def kept(self) -> bool:
-        """Whether the values are still held, for another backward pass."""
-        return self._values is not None
-
-    def take(self, *, keep: bool) -> Values:
-        """The values by name.
-
-        Raises:
-            RuntimeError: already taken, or a parameter, input or output was changed in place since the forward pass.
-        """
-        if self._values is None:
-            raise RuntimeError("backward through this step a second time: its saved values are freed; use retain_graph=True the first time")
-        for name, (owner, version) in self._owners.items():
-            if owner._version != version:
-                raise RuntimeError(f"{name} was changed in place between the forward and the backward pass of this step")
-        found = self._values
-        self._values = dict(found) if keep else None
-        return found
-
-
 class TrainingStep(torch.autograd.Function):
     """Forward and backward instructions as one differentiable function of the trained parameters and inputs."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, call: Call, *trained: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: FunctionCtx, call: Call, nobodys: torch.Tensor, *trained: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.call = call
+        ctx.call, ctx.trained = call, [tensor if isinstance(tensor, DTensor) else None for tensor in trained]
         outputs = call.forward(keep=True)
         named = zip(outputs, call.names, strict=True)
         ctx.mark_non_differentiable(*(tensor for tensor, name in named if not call.differentiable(name, tensor)))
@@ -318,7 +301,8 @@ class TrainingStep(torch.autograd.Function):
         if torch.is_grad_enabled():
             hint = "leave create_graph out; what needs gradients of gradients (a penalty on them) runs on the plain model"
             raise UsageError("create_graph=True asks for gradients that can be differentiated; the planned backward is no graph", hint)
-        return (None, *ctx.call.backward(gradients, keep=keeps_autograd_graph()))
+        found = ctx.call.backward(gradients, keep=keeps_autograd_graph())
+        return (None, None, *store_gradients(ctx, ctx.trained, found))
 
 
 class Call:

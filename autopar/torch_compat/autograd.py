@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -178,3 +178,40 @@ def profiler_records() -> bool:
 def keeps_autograd_graph() -> bool:
     """Whether the backward pass that is running was asked to keep the graph (``retain_graph=True``)."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+NOBODYS = torch.empty((), device="cpu", requires_grad=True)
+"""A leaf whose gradient nobody asks for: a backward pass that comes to it comes to all leaves."""
+
+
+def store_gradients(context: Any, leaves: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Puts gradients where autograd would, and gives those that are left to it: None for each that is stored.
+
+    Autograd stores a detached gradient, and to detach a DTensor takes it several times as long as all the rest. Left to it are
+    those that it does not store (``autograd.grad``, ``backward(inputs=...)``), or adds up, or calls hooks with; and the last, by which it
+    learns which streams must wait for which.
+
+    ``_will_engine_execute_node`` says whether the pass comes to a leaf, ``_backward_hooks`` and ``_post_accumulate_grad_hooks`` are a
+    leaf's hooks.
+
+    Args:
+        context: of the ``autograd.Function`` whose backward runs; its first tensor was ``NOBODYS``.
+        leaves: its further tensors; None where it is not known.
+    """
+    left, last = list(gradients), len(gradients) - 1
+    if not _stores_all(context):
+        return left
+    for place, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
+        if leaf is None or gradient is None or place == last or not leaf.is_leaf or leaf.grad is not None:
+            continue
+        if not leaf._backward_hooks and not leaf._post_accumulate_grad_hooks:
+            leaf.grad, left[place] = gradient, None
+    return left
+
+
+def _stores_all(context: Any) -> bool:
+    """Whether the backward pass that is running stores the gradient of every leaf that it comes to."""
+    try:
+        return bool(torch._C._will_engine_execute_node(context.next_functions[0][0]))
+    except RuntimeError:  # it is autograd compiled
+        return False

@@ -118,6 +118,11 @@ def schema_of(target: Any) -> Any:
     return target._schema
 
 
+def called_by(target: Any) -> Any:
+    """What a call of an operator calls in turn, one Python frame further down (``OpOverload._op``)."""
+    return target._op
+
+
 def draws(target: Any) -> bool:
     """Whether an operator takes numbers from torch's own random generators."""
     return torch.Tag.nondeterministic_seeded in target.tags

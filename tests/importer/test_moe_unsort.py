@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.dialect.experts import sorted_outer, sorted_product
+from autopar.dialect.experts import KeptPlaces, places_of, sorted_outer, sorted_product
 from autopar.importer import capture
 from tests.importer.test_capture import run, targets
 
@@ -150,11 +150,37 @@ def test_where_rows_meet_they_stay_sorted(form: Dispatch) -> None:
     assert "autopar.expert_contract.default" not in found
 
 
+@pytest.mark.parametrize("shape", [(8,), (2, 4)])
+def test_places_are_found_once_until_the_numbers_are_written_over(shape: tuple[int, ...]) -> None:
+    ids, kept = torch.tensor([2, 0, 3, 2, 0, 0, 3, 2]).view(shape), KeptPlaces()
+    first = kept.find(ids, 0, 4)
+    assert kept.find(ids, 0, 4) is first
+    for number in (0, 1):
+        if number:
+            ids.neg_().add_(3)
+        for window in ((0, 4), (1, 2)):
+            assert all(map(torch.equal, kept.find(ids, *window), places_of(ids, *window)))
+    assert kept.find(ids, 0, 4) is not first
+    again = kept.find(ids, 0, 4)
+    kept.let_go()
+    assert kept.find(ids, 0, 4) is not again
+
+
+def test_numbers_that_count_no_writes_are_sorted_each_time() -> None:
+    kept = KeptPlaces()
+    with torch.inference_mode():
+        ids = torch.tensor([2, 0, 1])
+        before = kept.find(ids, 0, 3)[0].tolist()
+        ids.neg_().add_(2)
+        assert kept.find(ids, 0, 3)[0].tolist() != before
+
+
 @pytest.mark.parametrize(("first", "experts"), [(0, 4), (0, 2), (2, 2), (1, 1)])
 def test_kernels_that_do_not_wait(first: int, experts: int) -> None:
     torch.manual_seed(0)
     ids = torch.tensor([2, 0, 3, 2, 0, 0, 3, 2])
     x, y, w = torch.randn(8, 4), torch.randn(8, 8), torch.randn(experts, 4, 8)
     contract = torch.ops.autopar.expert_contract.default
-    torch.testing.assert_close(sorted_product(x, w, ids, first), contract(x, w, ids, "s k, e k n, s -> s n", experts, first))
-    torch.testing.assert_close(sorted_outer(x, y, ids, experts, first), contract(x, y, ids, "s k, s n, s -> e k n", experts, first))
+    places = places_of(ids, first, experts)
+    torch.testing.assert_close(sorted_product(x, w, places, False), contract(x, w, ids, "s k, e k n, s -> s n", experts, first))
+    torch.testing.assert_close(sorted_outer(x, y, places), contract(x, y, ids, "s k, s n, s -> e k n", experts, first))

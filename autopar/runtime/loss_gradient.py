@@ -1,0 +1,35 @@
+"""The gradient of the loss that a backward begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+LOSS_GRADIENT: ContextVar[Tensor | None] = ContextVar("autopar_loss_gradient", default=None)
+
+
+@contextmanager
+def loss_gradient(gradient: Tensor | None) -> Iterator[None]:
+    """Within it, the backward begins with this gradient of the loss instead of one: scaled losses keep half-precision gradients from
+    vanishing."""
+    token = LOSS_GRADIENT.set(gradient)
+    try:
+        yield
+    finally:
+        LOSS_GRADIENT.reset(token)
+
+
+def given_loss_gradient() -> Tensor:
+    """The one that the backward begins with, one number on the CPU."""
+    given = LOSS_GRADIENT.get()
+    return torch.ones((), dtype=torch.float64) if given is None else given.detach().to("cpu", torch.float64)
+
+
+def scale_gradient(one: Tensor) -> Tensor:
+    """The loss's gradient, which is one, times the one that was given."""
+    scale = LOSS_GRADIENT.get()
+    return one if scale is None else one * scale.to(one.device, one.dtype)
