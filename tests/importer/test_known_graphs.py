@@ -129,8 +129,9 @@ def test_a_change_of_the_model_is_traced(traces: list[object], change: str) -> N
 
 
 @pytest.mark.parametrize(
-    "options", [{"mode": "inference"}, {"compute_dtype": "autocast-bfloat16"}, {"differentiated": True}, {"loss": torch.neg}], ids=str
-)
+    "options", [{"mode": "inference"}, {"compute_dtype": "autocast-bfloat16"}, {"differentiated": True}, {"loss": torch.neg}],
+    ids=lambda options: next(iter(options)),
+)  # fmt: skip
 def test_a_change_of_the_call_is_traced(traces: list[object], options: dict[str, Any]) -> None:
     before = captured(Net()).graph
     found = captured(Net(), **options)
