@@ -165,8 +165,13 @@ class Recurrent(nn.Module):
 def test_modules_of_torch_have_the_dtypes_that_autocast_gives_them(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     model, x = make(), torch.randn(2, 3, 8)
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        made = model(x)
+    try:
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            made = model(x)
+    except RuntimeError as error:
+        if "primitive descriptor" not in str(error):
+            raise
+        pytest.skip("oneDNN has no such layer in bfloat16 on this processor, as on those without AVX-512")
     wanted = [str(item.dtype).removeprefix("torch.") for item in (made if isinstance(made, tuple) else (made,))]
     graph = capture_graph(model, (x,), compute_dtype=HALF)
     assert [graph.tensors[output.tensor].dtype for output in graph.outputs if output.kind == "output"] == wanted
