@@ -40,7 +40,7 @@ def stepping_seconds(resident: float, hosted: Iterable[tuple[float, float]]) -> 
     next comes. Each way of the link has a stream.
 
     Args:
-        resident: seconds of stepping what lies on the device.
+        resident: seconds of the step of parameters whose states lie on the device.
         hosted: of each other parameter, in order: seconds of copying its states one way, and of its step.
 
     >>> stepping_seconds(0.0, [(5.0, 1.0), (5.0, 1.0)])  # the second comes from 5 to 10, and goes back from 11 to 16

@@ -57,7 +57,7 @@ class Lifetimes:
         """Bytes at the peak by what they are, without the optimizer's states. At equal peaks the first counts.
 
         Args:
-            passing: bytes that the optimizer's step, behind the list, has beside what lies on the device.
+            passing: bytes of states that are on the device for the optimizer's step alone, which stands behind the list.
         """
         plan, order = self.order.walk.plan, self.order
         resting = {spec.tensor for kind, _, spec in plan.entering if kind in ("parameter", "buffer", "constant")}

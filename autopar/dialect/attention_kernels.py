@@ -22,7 +22,7 @@ _CHOICES: dict[str, Kernel] = {"cudnn": "cudnn", "flash": "flash", "efficient": 
 TAKES_GROUPS: frozenset[Kernel] = frozenset({"cudnn", "flash"})
 """The kernels that take fewer key heads than query heads."""
 MASK_MULTIPLE = 16
-"""Keys of which a row of an added mask has a multiple in memory, for the efficient kernel's aligned loads: torch pads to it too."""
+"""Elements that a row of an added mask is padded to a multiple of. The efficient kernel loads aligned rows; torch pads to the same."""
 WRONG = 0.05
 """Share of the largest value by which a kernel may differ from the formula. bfloat16 rounds by 0.004, TF32 by 0.0005; another meaning of
 ``lse`` or of heads is off by far more."""
@@ -40,7 +40,7 @@ def run_backward(
     """The gradients of queries, keys and values of one call. Raises UsageError: see ``choose_kernel``.
 
     Args:
-        out, lse: over all keys, of which these may be a part.
+        out, lse: results over all keys; ``k`` and ``v`` may be a part of them.
     """
     kernel = choose_kernel(q, k, v, mask, causal, backward=True)
     return _backward(kernel, grad, q, k, v, out, lse, mask, causal, scale)
@@ -64,7 +64,7 @@ def _choose_on_gpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal:
     if mask is not None:
         mask = mask.expand(*q.shape[:3], k.shape[2])
     found = _CHOICES.get(choose_attention(q, k, v, mask, causal, backward=backward), "math")
-    if found == "math" and q.shape[1] != k.shape[1]:  # the efficient kernel takes repeated heads, of which the shape is asked for
+    if found == "math" and q.shape[1] != k.shape[1]:  # the efficient kernel takes repeated heads: torch is asked with their shape
         one = k[:, :1].expand(-1, q.shape[1], -1, -1)
         found = "efficient" if choose_attention(q, one, one, mask, causal, backward=backward) == "efficient" else "math"
     if found != "math":

@@ -123,7 +123,11 @@ def _layout(a: Sequence[int], b: Sequence[int], ids: Sequence[int], equation: st
 def _expert_contract(
     a: Tensor, b: Tensor, ids: Tensor, equation: str, experts: int, first_expert: int, find_places: FindPlaces | None = None
 ) -> Tensor:  # fmt: skip
-    """Args: ``find_places``: in place of ``places_of``, for who has found them before."""
+    """The product of each row with its expert's matrix, or the sums over each expert's rows.
+
+    Args:
+        find_places: ``places_of``, or one that remembers (``KeptPlaces``).
+    """
     layout = _layout(a.shape, b.shape, ids.shape, equation, experts)
     x, y, places = layout.a.of(a), layout.b.of(b), (find_places or places_of)(ids, first_expert, experts)
     made = _outer(x, y, places, experts) if layout.outer else _product(x, y, places, first_expert == WHOLE)
@@ -188,8 +192,10 @@ def places_of(ids: Tensor, first: int, experts: int) -> Places:
 
 
 class KeptPlaces:
-    """``places_of``, found once for all products that read the same numbers, until they are let go: a row has 8 bytes then, and its number
-    is held on to, beside the kilobytes of its values."""
+    """``places_of``, computed once for all products that read the same numbers, until ``let_go``.
+
+    A row takes 8 bytes, and its number is kept alive. Its values take kilobytes.
+    """
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, int, int], tuple[Tensor, int, Places]] = {}
@@ -205,7 +211,7 @@ class KeptPlaces:
         return held[2]
 
     def let_go(self) -> None:
-        """Of all of them."""
+        """Forgets all places."""
         self._found.clear()
 
 

@@ -1,7 +1,7 @@
 """Graphs of exported programs that this process traced before: equal ones are not traced again.
 
-A model is exported anew in each capture, which sees every change to it. What comes after, the joint trace and its lowering, depends on the
-exported program alone and takes two thirds of a capture. A script that plans and compiles captures its model twice; ranks that are forked
+A model is exported anew in each capture, which sees every change to it. The joint trace and its lowering depend on the exported program
+alone. They take two thirds of a capture. A script that plans and compiles captures its model twice; ranks that are forked
 from the planner, or a module called in evaluation, capture it again.
 
 Kept is the graph as bytes, so that each capture has one of its own. What a description cannot hold is traced each time: functions of the

@@ -146,7 +146,7 @@ def test_a_value_is_not_read_on_the_device_after_it_went() -> None:
 
 
 def _latest(resident: float, hosted: list[tuple[float, float]]) -> float:
-    """The end of the step as the longest path through what waits for what: copies here, steps, copies back, of two slots."""
+    """End of the step: the longest path through copies in, steps and copies back, with two slots."""
     tasks = {("step", -1): (resident, [])}
     for number, (copied, each) in enumerate(hosted):
         tasks["come", number] = copied, [("come", number - 1), ("back", number - 2)]

@@ -191,13 +191,13 @@ class _HostSearch:
         return min(max(found, default=self.floor), seconds)
 
     def _most_on_host(self, seconds: float) -> int:
-        """Bytes of a rank on its host at one time at most, where the step takes so many seconds: see the module."""
+        """Most bytes of a rank on its host at one time, in a step of ``seconds``: see the module."""
         times, carried = self.graph.microbatches, self._carried(seconds)
         states = min(self.states_bytes, carried)
         return states + math.ceil((carried - states) / times)
 
     def _carried(self, seconds: float) -> int:
-        """Bytes that a device copies to its host in so many seconds, at most."""
+        """Most bytes that a device copies to its host in ``seconds``."""
         host = self.machine.hardware.host
         assert host is not None
         return math.ceil(host.bandwidth * seconds)
