@@ -6,13 +6,13 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from autopar.effort import WORK_SECONDS
+from tests.work import part_of_work
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else each rank that compiles starts processes, which import torch
@@ -74,25 +74,17 @@ LESS_OF_WORK = {"runtime": 0.02, "verify": 0.02}
 """The same where each search has all of it: where several share it, some find no plan."""
 
 
-@contextmanager
-def _less_work(part: float = PART_OF_WORK) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for level, seconds in WORK_SECONDS.items():
-            patch.setitem(WORK_SECONDS, level, part * seconds)  # type: ignore[misc]
-        yield
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _short_searches(request: pytest.FixtureRequest) -> Iterator[None]:
     place = request.path.relative_to(Path(__file__).parent).parts[0]
-    with _less_work(LESS_OF_WORK.get(place, PART_OF_WORK)) if place in SHORT_SEARCHES else nullcontext():
+    with part_of_work(LESS_OF_WORK.get(place, PART_OF_WORK)) if place in SHORT_SEARCHES else nullcontext():
         yield
 
 
 @pytest.fixture
 def short_search() -> Iterator[None]:
     """For a test elsewhere that needs plans, but not how good they are."""
-    with _less_work():
+    with part_of_work(PART_OF_WORK):
         yield
 
 

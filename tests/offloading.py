@@ -13,6 +13,7 @@ from autopar.graph import Graph
 from autopar.plan import Plan
 from autopar.schedule.scheduled_plan import ScheduledPlan
 from autopar.search import find_plan
+from tests.work import part_of_work
 
 LIMITS = {1: 480_000, 2: 330_000}
 """Bytes of a rank by number of microbatches: fewer than ``free_plan`` holds."""
@@ -72,6 +73,7 @@ def graph(microbatches: int = 1) -> Graph:
 
 
 @cache
+@part_of_work(1.0)
 def free_plan(microbatches: int = 1) -> ScheduledPlan:
     """A plan on two by two ranks with memory to spare."""
     machine = Machine(Mesh.parse("dp=2,tp=2"), hardware())
@@ -81,6 +83,7 @@ def free_plan(microbatches: int = 1) -> ScheduledPlan:
 
 
 @cache
+@part_of_work(1.0)
 def offloaded(microbatches: int = 1) -> Plan:
     """A plan within its limit that keeps values on the host."""
     return autopar.plan(
@@ -100,6 +103,7 @@ def short_graph() -> Graph:
 
 
 @cache
+@part_of_work(1.0)
 def hosted(optimizer: str = "adamw", memory: int = STATES_LIMIT) -> Plan:
     """A plan within its limit that keeps optimizer states on the host."""
     return autopar.plan(
