@@ -95,6 +95,20 @@ def test_zero2_scatters_gradients_instead() -> None:
     assert moves(schedule, gradients) == Counter({("reduce_scatter", "backward"): len(gradients)})
 
 
+def test_torchtitan_splits_over_the_other_axes_what_megatron_splits_over_the_last() -> None:
+    """FSDP x TP: each rank holds as little as with FSDP alone, and gathers over the first axis, in forward and again in backward."""
+    found = found_for("gpt2", "x=2,y=4", "train")
+    schedule, whole = found.baselines["torchtitan"].schedule, found.baselines["megatron_sp"].schedule
+    weights = [tensor for tensor in parameters(schedule) if len(schedule.graph.tensors[tensor].shape) == 2]
+    assert all(set(schedule.specs[tensor].split_axes) == {0, *whole.specs[tensor].split_axes} for tensor in weights)
+    assert sum({1} <= set(whole.specs[tensor].split_axes) for tensor in weights) > len(weights) / 2
+    made = moves(schedule, set(weights))
+    assert made["all_gather", "forward"] and made["all_gather", "backward"]
+    gathers = [call for call in schedule.calls if call.kind == "all_gather" and any(part.layout.tensor in weights for part in call.parts)]
+    assert {axis.axis for call in gathers for axis in call.axes} == {0}, "over the axis of FSDP alone"
+    assert "torchtitan" not in found_for("gpt2", "x=2,y=4", "inference").baselines
+
+
 def test_fsdp_gathers_again_in_backward() -> None:
     found = found_for("mlp", "x=4", "train")
     schedule = found.baselines["fsdp"].schedule

@@ -10,6 +10,7 @@ fsdp         zero2 with parameters gathered again in backward (ZeRO-3)
 hsdp         fsdp over the last axis, replicated over the others (two axes or more)
 megatron     tokens over every axis but the last; contraction weights over the last, by columns then rows
 megatron_sp  megatron with the sequence split over the last axis between contractions
+torchtitan   megatron_sp with parameters, gradients and optimizer states split over the other axes too: FSDP x TP, training only
 expert       ddp with the weights of experts split over the last axis. Experts with fixed places for tokens are split by expert, and
              tokens travel to them. Where rows name their experts, matrices are split by columns then rows, between an all-gather of tokens
              and a reduce-scatter of sums
@@ -21,17 +22,18 @@ choice that a baseline leaves open. A tensor that a baseline lays otherwise than
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from autopar.schedule import Assignment
 from autopar.search.baselines.experts import is_expert_weight
 from autopar.search.baselines.propagate import Recipe, SpecPropagation
+from autopar.search.baselines.stored import store_split
 from autopar.search.choices.space import Space
 
 
 def recipes(space: Space) -> Mapping[str, Recipe]:
     """The recipes that apply to this mesh, mode and model, by name."""
-    axes = tuple(axis for axis, size in enumerate(space.sizes) if size > 1)
+    axes = _used_axes(space)
     found = {"ddp": Recipe(axes), "fsdp": Recipe(axes, axes)}
     if space.graph.mode == "train":
         found["zero1"] = Recipe(axes, axes, keeps_gathered=True, reduces_whole=True)
@@ -46,14 +48,23 @@ def recipes(space: Space) -> Mapping[str, Recipe]:
     return found
 
 
-def find_baselines(space: Space) -> dict[str, Assignment]:
-    """The assignment of each baseline by name. One whose batch does not divide is left out."""
+def _used_axes(space: Space) -> tuple[int, ...]:
+    return tuple(axis for axis, size in enumerate(space.sizes) if size > 1)
+
+
+def find_baselines(space: Space, names: Collection[str] | None = None) -> dict[str, Assignment]:
+    """The assignment of each baseline by name, or of those that are named. One whose batch does not divide is left out."""
     found: dict[str, Assignment] = {}
+    axes = _used_axes(space)
     for name, recipe in recipes(space).items():
+        if names is not None and name not in names:
+            continue
         walk = SpecPropagation(space, recipe)
         if walk.is_applicable:
             made = walk.run()
             if walk.gathers_masks:  # the first dim of a mask equals the batch by chance
                 made = SpecPropagation(space, recipe, splits_masks=False).run()
             found[name] = made
+    if len(axes) > 1 and space.graph.mode == "train" and "megatron_sp" in found:
+        found["torchtitan"] = store_split(space.graph, found["megatron_sp"], space, axes[:-1])
     return found
