@@ -60,9 +60,15 @@ def least_modes(graph: Graph, seconds: Mapping[str, float]) -> tuple[Mode, ...]:
 
 
 def _homes(graph: Graph, units: Mapping[str, int]) -> dict[str, int]:
-    """The unit of each operator: in forward by its place, in backward that of its module."""
+    """The unit of each operator: in forward by its place, in backward that of its module.
+
+    A conversion of a parameter is in the unit that reads it. Under autocast all of them stand before the first unit.
+    """
     starts = [0, *list(units.values())[1:], len(graph.ops)]
     unit_of_op = {op.name: number for number, (begin, end) in enumerate(pairwise(starts)) for op in graph.ops[begin:end]}
+    for name in graph.conversions:
+        readers = [graph.ops[index] for index, _ in graph.consumers[graph.op[name].outputs[0]]]
+        unit_of_op[name] = min((unit_of_op[op.name] for op in readers if op.phase == "forward"), default=unit_of_op[name])
     modules: dict[str, int] = {}
     for op in graph.ops:
         if op.phase == "forward":

@@ -8,12 +8,15 @@ from functools import cache
 
 import pytest
 
+import autopar
+from autopar import zoo
 from autopar.graph import Graph
 from autopar.pipeline import cut_graph
 from autopar.pipeline.cutting import find_units, place_finely
-from autopar.pipeline.layer_tables import least_modes
+from autopar.pipeline.layer_tables import least_modes, measure_layers
 from autopar.pipeline.planning import PipelineRequest, plan_pipeline
 from autopar.pipeline_plan import OrderName
+from autopar.search import find_plan
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import CONTRACTION, Space
 from tests.pipeline.models import capture, machine
@@ -45,6 +48,20 @@ def test_an_operator_is_in_the_stage_of_its_unit_in_every_cut(model: str) -> Non
             mine = [sum(op.phase == phase for op in stage.ops) for phase in ("forward", "backward")]
             assert sum(mode.forward for mode in modes[begin:end]) <= mine[0]
             assert sum(mode.backward for mode in modes[begin:end]) <= mine[1]
+
+
+def test_under_autocast_each_layer_has_its_backward_and_its_parameters() -> None:
+    """The conversions of all parameters stand before the first layer. They are in the layers that read them."""
+    target = zoo.build("gpt2", layers=4, batch=8, seq=8, width=16, heads=2, vocab=32)
+    graph = autopar.capture(target.model, target.args, loss_args=target.loss_args, microbatches=4, compute_dtype="bfloat16")
+    units = list(find_units(graph))
+    layers = [number for number, name in enumerate(units) if name.startswith("layers.")]
+    modes = least_modes(graph, dict.fromkeys((op.name for op in graph.ops), 1.0))
+    assert len({modes[layer] for layer in layers[:-1]}) == 1 and all(modes[layer].backward > modes[layer].forward for layer in layers)
+    found = find_plan(graph, machine("dp=2", stress=True), effort="low", baselines=False)
+    tables = measure_layers(found.schedule, "adamw")
+    rest = [tables.modes[layer][0].rest for layer in layers]
+    assert min(rest) > 0.5 * max(rest), "parameters, gradients and states of equal layers"
 
 
 def test_an_operator_is_not_counted_before_its_strategies_are_known() -> None:
