@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import count
 from types import SimpleNamespace
@@ -241,6 +241,8 @@ class FoundIn:
     cut: bool = False
     used_up: bool = False
     bound_seconds: float = 0.0
+    memory: object = field(default_factory=lambda: SimpleNamespace(peak=0))
+    schedule: object = field(default_factory=lambda: SimpleNamespace(instructions=(), graph=SimpleNamespace(microbatches=1)))
 
 
 def _meshes_in_turn(monkeypatch: pytest.MonkeyPatch, graph: autopar.Graph, outcomes: list[object]) -> list[float]:
@@ -268,7 +270,7 @@ def _meshes_in_turn(monkeypatch: pytest.MonkeyPatch, graph: autopar.Graph, outco
 def test_a_mesh_that_ends_badly_leaves_the_plans_of_others(monkeypatch, graph: autopar.Graph, error: BaseException) -> None:
     given = _meshes_in_turn(monkeypatch, graph, [2.0, error, 1.0, 4.0])
     assert len(given) == (2 if isinstance(error, KeyboardInterrupt) else 4), "Ctrl-C ends them all"
-    assert 200 < given[0] <= 900 / len(list(factorizations(8))) + 1, "the meshes share the time"
+    assert given[0] > 800, "the most promising has all of the time"
     assert given[-1] > 800 or len(given) < 4, "that of three axes has what the others leave"
 
 

@@ -1,4 +1,4 @@
-"""Candidates that share effort and time: meshes, or numbers of microbatches, each searched in turn, the best plan kept."""
+"""Candidates that share effort and time: meshes and numbers of microbatches, each searched in turn, the best plan kept."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Find = Callable[[Candidate, Allowance], "SearchResult"]
 """The search of a candidate."""
 
 
-class StopRace(Exception):
-    """A search raises it to end the race: neither this candidate nor a later one is to be tried."""
+def _keeps_all(candidate: object, best: SearchResult) -> bool:
+    return True
 
 
 def race(
@@ -41,7 +41,8 @@ def race(
     find: Find[Candidate],
     allowance: Allowance,
     *,
-    enough: Callable[[], bool] = lambda: False,
+    leaders: int = 0,
+    is_hopeful: Callable[[Candidate, SearchResult], bool] = _keeps_all,
     spare: int = 0,
 ) -> SearchResult:
     """The cheapest plan of all candidates, searched one after another. Ctrl-C ends the race with the best so far.
@@ -51,7 +52,9 @@ def race(
     off, or used up its share, it is searched again with the whole effort, in the time that is left.
 
     Args:
-        enough: asked after each plan, whether to try no further candidate.
+        leaders: number of candidates at the beginning that each have the whole effort, and all of the time left. The others share as much
+            effort, in the time that these leave.
+        is_hopeful: whether a candidate is worth a search beside the best plan so far.
         spare: number of candidates at the end that get only the time that the others leave.
 
     Returns:
@@ -62,8 +65,8 @@ def race(
         KeyboardInterrupt: before there was a plan.
     """
     deadline = perf_counter() + allowance.seconds
-    effort_share = allowance.effort_share / len(candidates)
-    found: list[tuple[SearchResult, Candidate]] = []
+    sharers = len(candidates) - leaders
+    found: list[tuple[SearchResult, Candidate, float]] = []
     failed: list[AutoparError] = []
     interrupted = cut = False
     for number, candidate in enumerate(candidates):
@@ -71,10 +74,14 @@ def race(
         if left <= 0 and (found or failed):
             cut = True
             break
-        seconds = max(left / (len(candidates) - number - (spare if number < len(candidates) - spare else 0)), 0.0)
+        if found and not is_hopeful(candidate, min(found, key=lambda one: one[0].seconds)[0]):
+            continue
+        alone = number < leaders
+        parts = 1 if alone else len(candidates) - number - (spare if number < len(candidates) - spare else 0)
+        share = Allowance(allowance.effort_share / (1 if alone else sharers), max(left / parts, 0.0))
         try:
-            share = Allowance(effort_share, seconds)
-            found.append((_find_in_time(find, candidate, share, allowance, 0.0 if found else deadline), candidate))
+            result = _find_in_time(find, candidate, share, allowance, 0.0 if found else deadline)
+            found.append((result, candidate, share.effort_share))
         except (InfeasibleError, TimeLimitError) as error:
             failed.append(error)
         except UsageError as error:  # a pin that a mesh of fewer axes, or of other sizes, cannot take
@@ -86,18 +93,17 @@ def race(
                 raise
             interrupted = True
             break
-        except StopRace:
-            break
-        if found and (found[-1][0].interrupted or (number + 1 < len(candidates) and enough())):
+        if found and found[-1][0].interrupted:
             break
     if not found:
         raise next((error for error in failed if isinstance(error, TimeLimitError)), failed[0])
     cut = cut or any(isinstance(error, TimeLimitError) for error in failed)
-    best, candidate = min(found, key=lambda one: one[0].seconds)
+    best, candidate, share_of_best = min(found, key=lambda one: one[0].seconds)
     interrupted = interrupted or found[-1][0].interrupted
-    cut = cut or any(other.cut for other, _ in found if other is not best)
+    cut = cut or any(other.cut for other, *_ in found if other is not best)
     seconds = deadline - perf_counter()
-    if len(candidates) > 1 and (best.cut or best.used_up) and seconds > 0 and not interrupted:
+    is_stopped = (best.cut or best.used_up) and share_of_best < allowance.effort_share
+    if is_stopped and seconds > 0 and not interrupted:
         try:
             again = find(candidate, Allowance(allowance.effort_share, seconds))
             best = replace(min(best, again, key=lambda one: one.seconds), cut=again.cut, used_up=again.used_up)

@@ -1,7 +1,7 @@
 """PlanSession: one captured model on its machines, planned within one memory limit after another.
 
-Straight down: ``open_session`` captures the model and collects its pins; ``PlanSession.plan`` races numbers of microbatches; each of
-these races meshes; each of these is one search; the best of all becomes a Plan.
+Straight down: ``open_session`` captures the model and collects its pins; ``PlanSession.plan`` ranks meshes and numbers of microbatches, and
+races them; each of these is one search; the best of all becomes a Plan.
 """
 
 from __future__ import annotations
@@ -28,18 +28,13 @@ from autopar.plan import Plan
 from autopar.planning.capturing import CapturedGraph, Graphs, captures_of
 from autopar.planning.cautions import MicrobatchWarning, warn_hardware, warn_microbatches, warn_unknown_operators
 from autopar.planning.feeding import check_rows, joined, lying_inputs, row_pins
-from autopar.planning.race import Allowance, StopRace, race
+from autopar.planning.race import Allowance, race
+from autopar.planning.screening import AMPLE, SCREENING_SHARE, Ranked, count_leaders, rank
 from autopar.target import Target
 
 if TYPE_CHECKING:
     from autopar.importer import Captures
-    from autopar.search import Candidate, SearchResult, Shared
-
-AMPLE = 0.8
-"""Share of the memory limit. A plan that peaks below it gains nothing from more microbatches, which only launch and gather more often."""
-
-PATIENCE = 2
-"""Numbers of microbatches in a row without a gain, after which no further one is tried."""
+    from autopar.search import Candidate, Screened, SearchResult, Shared
 
 
 @dataclass(frozen=True)
@@ -138,9 +133,8 @@ class PlanSession:
     def _find(self, memory_limit: int, deadline: float) -> tuple[SearchResult, tuple[int, ...]]:
         """The best result, its bound over all numbers of microbatches, and these numbers."""
         tried: dict[int, SearchResult] = {}
-        search = partial(self._plan_microbatches, memory_limit, tried)
         try:
-            found = race(self.numbers, search, Allowance(1.0, deadline - perf_counter()), enough=lambda: _is_enough(tried, memory_limit))
+            found = self._race(memory_limit, tried, deadline)
         except TimeLimitError as error:
             if not self.capture_seconds:
                 raise
@@ -151,27 +145,81 @@ class PlanSession:
             found = _with_bound(found, min(item.bound_seconds for item in tried.values()))
         warn_unknown_operators(found)
         warn_microbatches(found)
-        return found, tuple(tried)
+        return found, tuple(sorted(tried))
 
-    def _plan_microbatches(self, memory_limit: int, tried: dict[int, SearchResult], number: int, allowance: Allowance) -> SearchResult:
-        """The best plan with ``number`` microbatches, or that of an earlier call; kept in ``tried``."""
-        began = perf_counter()
+    def _race(self, memory_limit: int, tried: dict[int, SearchResult], deadline: float) -> SearchResult:
+        """The best plan of all meshes and numbers of microbatches; of each number searched, the best is kept in ``tried``."""
+        first, count = self.captures.of(self.numbers[0]), len(self.options.meshes)
+        meshes, spare = (self._that_deal_rows(first, some) for some in (self.machines[:count], self.machines[count:]))
+        if len(meshes) * len(self.numbers) > 1:
+            began = perf_counter()
+            ends = began + SCREENING_SHARE * (deadline - began)
+            screen = partial(self._screen, memory_limit)
+            ranked, in_time = rank(self._usable_numbers(ends), meshes, screen, memory_limit, lambda: perf_counter() < ends)
+        else:
+            ranked, in_time = [Ranked(self.numbers[0], meshes[0])], True
+        leaders = count_leaders(ranked, memory_limit)
+        ranked += [Ranked(self.numbers[0], machine) for machine in spare]
+        found = race(
+            ranked, partial(self._plan_on, memory_limit, tried), Allowance(1.0, deadline - perf_counter()), leaders=leaders,
+            is_hopeful=lambda item, best: _may_gain(item, best, memory_limit), spare=len(spare),
+        )  # fmt: skip
+        return found if in_time else replace(found, cut=True)
+
+    def _that_deal_rows(self, graph: Graph, machines: Sequence[Machine]) -> list[Machine]:
+        """The machines on which rows can be dealt out, where each rank passes its own; else all."""
+        return [machine for machine in machines if any(self._candidates(graph, (machine,)))]
+
+    def _usable_numbers(self, ends: float) -> Iterator[int]:
+        """The numbers of microbatches that the step can be made of.
+
+        Raises:
+            TimeLimitError: one was not captured until ``ends``, of ``perf_counter``.
+        """
+        for number in self.numbers:
+            if number != self.numbers[0]:
+                with within(ends, _passed_in_capture(self.options)):
+                    graph = self.captures.of(number)
+                if self.options.microbatches == AUTO and not graph.accumulation.whole:
+                    said = f"{number} microbatches and more are not tried: {graph.accumulation.reason}"
+                    warnings.warn(said, MicrobatchWarning, stacklevel=5)
+                    return
+            yield number
+
+    def _screen(self, memory_limit: int, number: int, machine: Machine) -> Screened | None:
+        """The best plan by hand on a machine."""
+        from autopar.search import Shared, screen_baselines  # for start-up time: imports the solvers
+
+        graph = self.captures.of(number)
+        found: list[Screened] = []
+        for candidate in self._candidates(graph, (machine,)):
+            pins = {**dict(candidate.rows), **self.pins}
+            shared = self.shared.setdefault((number, candidate), Shared()) if not self.pins else Shared()
+            recompute = self.options.recompute == "auto"
+            try:
+                with user_errors():
+                    one = screen_baselines(graph, machine, memory_limit, self.options.optimizer, pins, recompute=recompute, shared=shared)
+            except UsageError:  # a pin that the mesh cannot take: the search says so
+                continue
+            found += [one] if one is not None else []
+        return min(found, key=lambda one: one.worth(memory_limit), default=None)
+
+    def _plan_on(self, memory_limit: int, tried: dict[int, SearchResult], ranked: Ranked, allowance: Allowance) -> SearchResult:
+        """The best plan on a machine with a number of microbatches, over the ways to deal out rows. ``tried`` keeps the number's best."""
+        number, began = ranked.number, perf_counter()
         with within(began + allowance.seconds, _passed_in_capture(self.options)):
             graph = self.captures.of(number)
-        if self.options.microbatches == AUTO and not graph.accumulation.whole:
-            said = f"{number} microbatches and more are not tried: {graph.accumulation.reason}"
-            warnings.warn(said, MicrobatchWarning, stacklevel=5)
-            raise StopRace
-        candidates = tuple(self._candidates(graph, self.machines))
-        spare = len(tuple(self._candidates(graph, self.machines[len(self.options.meshes) :])))
+        if self.options.inputs == "local":
+            check_rows(graph, (ranked.machine.mesh,))
+        candidates = tuple(self._candidates(graph, (ranked.machine,)))
         bounds = dict.fromkeys(candidates, 0.0)
         search = partial(self._search, graph, number, memory_limit, bounds)
         left = replace(allowance, seconds=allowance.seconds - (perf_counter() - began))
-        found = race(candidates, search, left, spare=spare)
+        found = race(candidates, search, left)
         if self.options.inputs == "local":  # the bound is over all splits of the batch on that mesh
-            found = _with_bound(found, min(bound for one, bound in bounds.items() if one.machine == found.schedule.machine))
+            found = _with_bound(found, min(bounds.values()))
         tried[number] = min(tried.get(number, found), found, key=lambda item: item.seconds)
-        return tried[number]
+        return found
 
     def _candidates(self, graph: Graph, machines: Sequence[Machine]) -> Iterator[MeshCandidate]:
         for machine in machines:
@@ -283,12 +331,11 @@ def _passed_in_capture(options: PlanOptions) -> TimeLimitError:
     return TimeLimitError(message, "allow more time (--time-limit), or capture once and plan the graph")
 
 
-def _is_enough(tried: Mapping[int, SearchResult], memory_limit: int) -> bool:
-    """Whether more microbatches can be expected to gain nothing."""
-    best = min(tried.values(), key=lambda found: found.seconds)
-    recomputes = any(item.phase == "recompute" for item in best.schedule.instructions)
-    ample = best.memory.peak <= AMPLE * memory_limit and not recomputes
-    return ample or (len(tried) > PATIENCE and best in list(tried.values())[:-PATIENCE])
+def _may_gain(item: Ranked, best: SearchResult, memory_limit: int) -> bool:
+    """Whether a search may find a better plan: it is not hopeless, and has no more microbatches than a plan with memory to spare."""
+    recomputes = any(instruction.phase == "recompute" for instruction in best.schedule.instructions)
+    is_ample = best.memory.peak <= AMPLE * memory_limit and not recomputes
+    return item.is_hopeful(best) and not (is_ample and item.number > best.schedule.graph.microbatches)
 
 
 def _with_bound(found: SearchResult, bound_seconds: float) -> SearchResult:

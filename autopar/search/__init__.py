@@ -18,6 +18,7 @@ baselines    plans that people write by hand: recipes, propagation, checkpointin
 A new phase is a function and a row of ``driver.phase_table``. ``benchmarks/ablation.py --without NAME`` says what it buys.
 """
 
+from autopar.search.baselines.screening import Screened, screen_baselines
 from autopar.search.driver.candidates import SEARCHED, Candidate, merge_candidates
 from autopar.search.driver.find_plan import find_plan
 from autopar.search.driver.offloading import find_plan_with_host
@@ -29,6 +30,6 @@ from autopar.search.telemetry import PhaseRecord
 from autopar.search.thresholds import Thresholds
 
 __all__ = [
-    "PROOF", "SEARCHED", "Baseline", "Candidate", "PhaseRecord", "Progress", "SearchResult", "Shared", "Thresholds", "find_pinned_plan",
-    "find_plan", "find_plan_with_host", "merge_candidates",
+    "PROOF", "SEARCHED", "Baseline", "Candidate", "PhaseRecord", "Progress", "Screened", "SearchResult", "Shared", "Thresholds",
+    "find_pinned_plan", "find_plan", "find_plan_with_host", "merge_candidates", "screen_baselines",
 ]  # fmt: skip

@@ -103,6 +103,8 @@ SHORT_DEPTHS, DEEP_LAYERS = (8, 14), 44
 """Depths of the graphs from which a deeper one is extrapolated, and the equal layers from which one is. Each layer adds the same."""
 FEWEST_REPEATS = 6
 """Repeats from which a group of equal layers is folded."""
+SCREENING_DEPTHS = (4, 6)
+"""Depths of the graphs from which plans by hand are estimated to rank meshes: what a folded graph has, and two layers more."""
 
 # memory: crossover, repair, reduced limits, the least memory
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
-from autopar.planning.race import Allowance, StopRace, race
+from autopar.planning.race import Allowance, race
 
 LIMIT = 1.2
 """Seconds of the whole race."""
@@ -91,7 +91,7 @@ def test_the_best_is_searched_again_with_all_that_is_left(
         clock.now += 0.3
         return Result(1.0 / len(given), **(stopped if len(given) == 1 else {}))
 
-    found = run(find, enough=lambda: True)
+    found = run(find, is_hopeful=lambda number, best: False)
     assert given == [Allowance(0.25, 0.3), Allowance(1.0, pytest.approx(0.9))][:searches]
     again = searches > 1
     assert found.seconds == (0.5 if again and ends is None else 1.0)
@@ -99,19 +99,31 @@ def test_the_best_is_searched_again_with_all_that_is_left(
     assert found.cut is (bool(stopped.get("cut")) and ends is not None)
 
 
-@pytest.mark.parametrize("stops", [False, True], ids=["enough", "stopped"])
-def test_a_race_that_stops_early_gives_what_is_left_to_the_best(clock: Clock, stops: bool) -> None:
-    """It stops after two of four candidates, of which the first is the better."""
+def test_candidates_without_hope_are_left_out_and_what_is_left_is_for_the_best(clock: Clock) -> None:
     given = list[int]()
 
     def find(number: int, allowance: Allowance) -> Result:
-        if number == 4:
-            raise StopRace
         given.append(number)
         return Result(number / len(given) ** 2, used_up=True)
 
-    found = run(find, enough=lambda: len(given) > 1 and not stops)
-    assert given == [1, 2, 2] and found.seconds == pytest.approx(2 / 9)
+    found = run(find, is_hopeful=lambda number, best: number < 4 and best.seconds >= 0.5)
+    assert given == [1, 2, 2] and found.seconds == pytest.approx(2 / 9) and not found.cut
+
+
+@pytest.mark.parametrize("best", [1, 2, 8])
+def test_leaders_have_the_whole_effort_and_the_others_share_as_much(clock: Clock, best: int) -> None:
+    given = list[tuple[int, Allowance]]()
+
+    def find(number: int, allowance: Allowance) -> Result:
+        given.append((number, allowance))
+        clock.now += 0.1
+        return Result(1.0 if number == best else 2.0, used_up=True)
+
+    found = run(find, leaders=2)
+    wanted = [(1, 1.0, LIMIT), (2, 1.0, 1.1), (4, 0.5, 1.0 / 2), (8, 0.5, 0.9)]
+    again = [(8, 1.0, 0.8)] if best == 8 else []
+    assert [(number, one.effort_share, pytest.approx(one.seconds)) for number, one in given] == [*wanted, *again]
+    assert found.seconds == 1.0, "leaders have had all of it"
 
 
 @pytest.mark.parametrize(("cut", "said"), [((1,), True), ((2,), True), ((), False)], ids=str)
