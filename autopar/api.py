@@ -177,8 +177,8 @@ def plan_pipeline(
     Args:
         mesh: ``pp`` outermost, then the axes of each stage: ``"pp=4,dp=2,tp=2"``.
         devices: number of ranks, in place of ``mesh``: the better of pipelines and of a plan without stages, which is a ``Plan``.
-        microbatches: number of equal parts of the batch, along dim 0 of the inputs; ``auto`` tries powers of two, from one for each stage
-            on, as long as more gain.
+        microbatches: number of equal parts of the batch, along dim 0 of the inputs; ``auto`` tries powers of two: four for each stage
+            first, then more as long as they gain, or fewer where more do not.
         stages: the first module of each stage but the first, or counts of equal layers, ``"8,9,8,7"``; chosen when not given.
         order: of each stage's actions. ``whole`` searches with backward whole; ``zero-bubble`` with gradients of weights in actions of
             their own, which fill the time that stages would wait; ``auto`` is ``whole`` unless that is clearly slower; ``gpipe`` and

@@ -18,7 +18,6 @@ from autopar.cli.planning import (
     ExecuteOption,
     HardwareOption,
     InputsOption,
-    MicrobatchesOption,
     ModeOption,
     OffloadOption,
     OptimizerOption,
@@ -64,7 +63,9 @@ def plan(
     cost_model: CostModelOption = "roofline",
     recompute: RecomputeOption = "auto",
     offload: OffloadOption = "off",
-    microbatches: MicrobatchesOption = "1",
+    microbatches: Annotated[
+        str | None, typer.Option(help="equal parts of the batch, gradients summed: a number, or auto [default: 1; of pipelines auto]")
+    ] = None,
     execute: ExecuteOption = None,
     pin: PinOption = None,
     inputs: InputsOption = "global",
@@ -99,8 +100,11 @@ def plan(
         check_apart(html, output)
     if pareto and memory is not None:
         raise UsageError("--memory and --pareto exclude each other", "drop one of them")
+    axes = read_mesh(mesh)
+    if microbatches is None:
+        microbatches = AUTO if stages is not None or is_pipeline(axes) else "1"
     options = PlanOptions(
-        hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, mode=read_mode(mode), compute_dtype=compute_dtype,
+        hardware=resolve_hardware(hardware), mesh=axes, devices=devices, mode=read_mode(mode), compute_dtype=compute_dtype,
         optimizer=optimizer, pins=open_pins(pin or []), inputs=read_inputs(inputs), cost_model=cost_model, recompute=recompute,
         offload=offload, microbatches=read_microbatches(microbatches), execute=read_execution(execute), order=order,
         effort=check_effort(effort), time_limit=time_limit, seed=seed, began=command_began(),

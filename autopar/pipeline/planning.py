@@ -32,6 +32,8 @@ from autopar.pipeline_plan import OrderName
 from autopar.schedule import Schedule, memory
 from autopar.schedule.splitting import defer_once, split_backward
 from autopar.search import Progress, SearchResult
+from autopar.search.choices.pins import Pins
+from autopar.search.choices.space import Space
 from autopar.sharding import ShardingSpec
 from autopar.solvers.pipeline import Mode, PipelineProblem, solve_pipeline
 from autopar.solvers.pipeline.bounds import AllCuts, bound_total, bound_total_chunks
@@ -166,6 +168,21 @@ def plan_faster_pipeline(graph: Graph, asked: PipelineRequest, seconds: float) -
     if asked.machine.mesh.names[0] != STAGE_AXIS:
         raise UsageError(f"the mesh axis {STAGE_AXIS} must be the outermost", f"write {STAGE_AXIS} first, as in {STAGE_AXIS}=2,dp=4")
     return _Planner(graph, asked).plan(seconds)
+
+
+def find_floor(graph: Graph, machine: Machine, optimizer: str) -> float:
+    """Seconds that no pipeline takes less than, whatever its cut, plans and order: its operators alone, spread evenly over the stages.
+
+    Args:
+        graph: of one microbatch.
+        machine: all ranks; the outermost axis is ``pp``.
+    """
+    stage = replace(machine, mesh=stage_mesh(machine.mesh), _groups={}, _links={})
+    space = Space(graph, stage, optimizer, Pins())
+    for op in graph.ops:
+        space.op_choices(op)
+    least = least_modes(graph, {op.name: space.least_seconds(op, graph) for op in graph.ops})
+    return graph.microbatches * sum(mode.forward + mode.backward for mode in least) / machine.mesh.sizes[0]
 
 
 class _PlannedCut(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,15 @@ from autopar.planning.session import PlanSession, open_session
 from autopar.target import Target
 
 if TYPE_CHECKING:
+    from autopar.pipeline.planning import PipelineRequest, PipelineResult
     from autopar.pipeline_plan import PipelinePlan
     from autopar.plan import Plan
+
+
+MICROBATCHES_A_STAGE = 4
+"""Microbatches for each stage that are tried first: ranks without work in 1F1B then lose a fifth of the step at most."""
+WORTH_STAGES = 0.03
+"""Share of the step that pipelines must be able to save to be planned. Predicted steps are off by a few percent."""
 
 
 def is_pipeline(mesh: Mesh | None) -> bool:
@@ -57,7 +64,8 @@ def plan_with_or_without_stages(target: Target, options: PlanOptions, memory_lim
     """The best plan without stages on the options' devices, or a pipeline where one that was found is faster.
 
     Pipelines of 2, 4, 8 ... stages are tried as long as each is faster than the one before it. A stage's mesh is that of the plan without
-    stages, with fewer ranks on its outer axes. Half of the time is for the plan without stages.
+    stages, with fewer ranks on its outer axes. Half of the time is for the plan without stages. Pipelines whose operators alone take nearly
+    as long are not planned, which is said.
 
     Args:
         memory_limit: bytes per rank.
@@ -78,6 +86,10 @@ def plan_with_or_without_stages(target: Target, options: PlanOptions, memory_lim
     base = Mesh(tuple(best.mesh.items())) if best is not None else session.machines[0].mesh
     before, units = math.inf, len(find_units(session.captures.of(session.numbers[0])))
     for mesh in meshes_with_stages(base, units):
+        if best is not None and (gain := _most_gain(mesh, session, best)) < WORTH_STAGES:
+            said = f"pipelines of {mesh.sizes[0]} stages are not planned: they would save {max(gain, 0.0):.1%} at most"
+            warnings.warn(said, StageWarning, stacklevel=3)
+            continue
         try:
             found = _plan_on(mesh, session, memory_limit, None, math.inf if best is None else best.objective.seconds)
         except InfeasibleError:
@@ -102,6 +114,17 @@ def plan_with_or_without_stages(target: Target, options: PlanOptions, memory_lim
         assert misfit is not None
         raise misfit
     return best
+
+
+def _most_gain(mesh: Mesh, session: PlanSession, best: Plan | PipelinePlan) -> float:
+    """The share of the best step that a pipeline on a mesh may save at most, with as many microbatches as there are stages."""
+    from autopar.pipeline.planning import find_floor  # for start-up time: imports the solvers
+
+    options = session.options
+    graph = session.captures.of(_numbers(session, mesh.sizes[0])[0])
+    machine = Machine(mesh, options.hardware, options.cost_model, options.execute)
+    with user_errors():
+        return 1.0 - find_floor(graph, machine, options.optimizer) / best.objective.seconds
 
 
 def meshes_with_stages(mesh: Mesh, most: int) -> Iterator[Mesh]:
@@ -139,57 +162,108 @@ def _plan_on(
 ) -> PipelinePlan | None:  # fmt: skip
     """The best pipeline on a mesh, over numbers of microbatches; None where none takes less than ``least`` seconds.
 
-    More microbatches are tried as long as they gain. Numbers that do not fit are left out where others do.
+    Numbers that do not fit are left out where others do.
     """
-    from autopar.pipeline.planning import PipelineRequest, PipelineResult, plan_faster_pipeline  # for start-up time: imports the solvers
-    from autopar.recording.pipelines import record_pipeline
+    from autopar.recording.pipelines import record_pipeline  # for start-up time: imports the solvers
 
-    options, began, bounds, before = session.options, perf_counter(), dict[int, float](), math.inf
-    order = parse_order(options.order)
-    best: tuple[Graph, PipelineRequest, PipelineResult] | None = None
-    misfit: InfeasibleError | None = None
-    for number in _numbers(session, mesh.sizes[0]):
-        graph = session.captures.of(number)
-        if number != 1 and not graph.accumulation.whole:
-            if bounds or misfit:
-                break
-            message = f"{number} microbatches do not add up to the batch: {graph.accumulation.reason}"
-            raise UsageError(message, "let the loss be a sum or a mean over rows, or plan without a pipeline")
-        asked = PipelineRequest(
-            Machine(mesh, options.hardware, options.cost_model, options.execute), memory_limit, options.optimizer,
-            _cut(graph, stages, mesh.sizes[0] * order.chunks), dict(session.pins), recompute=options.recompute == "auto",
-            order=order.name, chunks=order.chunks, effort=options.effort, seed=options.seed, deadline=session.deadline,
-            progress=options.progress,
-        )  # fmt: skip
-        try:
-            with user_errors():
-                found = plan_faster_pipeline(graph, asked, least)
-        except InfeasibleError as error:
-            misfit = error
-            continue
-        except TimeLimitError:
-            if best is None:
-                raise
-            break
-        bounds[number] = least if found is None else found.bound_seconds
-        if found is None:
-            continue
-        if found.times.step >= before:
-            break
-        before = found.times.step
-        if before < least:
-            best, least = (graph, asked, found), before
-    if best is None:
-        if misfit is not None and not bounds:
-            raise misfit
+    options, began, tried = session.options, perf_counter(), _Tried(mesh, session, memory_limit, stages, least)
+    try:
+        tried.plan_from(_numbers(session, mesh.sizes[0]), mesh.sizes[0])
+    except TimeLimitError:
+        if tried.best is None:
+            raise
+    if tried.best is None:
+        if tried.misfit is not None and not tried.bounds:
+            raise tried.misfit
         return None
-    graph, asked, found = best
-    tried = tuple(bounds) if options.microbatches == AUTO else None
-    found = replace(found, bound_seconds=min(bounds.values()))
-    seconds = perf_counter() - began
-    made = record_pipeline(graph, asked, found, target=session.name, pins=session.pins, solve_seconds=seconds, tried=tried)
+    graph, asked, found = tried.best
+    found = replace(found, bound_seconds=min(tried.bounds.values()))
+    made = record_pipeline(
+        graph, asked, found, target=session.name, pins=session.pins, solve_seconds=perf_counter() - began,
+        tried=tuple(sorted(tried.bounds)) if options.microbatches == AUTO else None,
+    )  # fmt: skip
     made.remember_loss(session.loss)
     return made
+
+
+@dataclass
+class _Tried:
+    """Pipelines on one mesh with several numbers of microbatches.
+
+    Args:
+        stages: see ``plan_stages``.
+        least: seconds of the best plan known.
+        best: the fastest that takes less, with its graph and request.
+        bounds, steps: seconds by number. One without a step was not planned, since its bound is too high.
+        misfit: the error of the last number that does not fit.
+    """
+
+    mesh: Mesh
+    session: PlanSession
+    memory_limit: int
+    stages: str | Sequence[str] | None
+    least: float
+    best: tuple[Graph, PipelineRequest, PipelineResult] | None = None
+    bounds: dict[int, float] = field(default_factory=dict)
+    steps: dict[int, float] = field(default_factory=dict)
+    misfit: InfeasibleError | None = None
+
+    def plan_from(self, numbers: Sequence[int], stages: int) -> None:
+        """Plans with four microbatches for each stage, then with more as long as they gain; where they do not, with fewer.
+
+        Raises:
+            Those of ``plan_while_gaining``.
+        """
+        first = next((place for place, number in enumerate(numbers) if number >= MICROBATCHES_A_STAGE * stages), len(numbers) - 1)
+        self.plan_while_gaining(numbers[first:])
+        if min(self.steps, key=self.steps.__getitem__, default=None) == numbers[first]:
+            self.plan_while_gaining(numbers[:first][::-1])
+
+    def plan_while_gaining(self, numbers: Sequence[int]) -> None:
+        """Plans with one number after another, until one gains nothing over those before.
+
+        Raises:
+            UsageError: the batch cannot be cut into microbatches. TimeLimitError: the time limit passed.
+        """
+        from autopar.pipeline.planning import plan_faster_pipeline  # for start-up time: imports the solvers
+
+        before = min(self.steps.values(), default=math.inf)
+        for number in numbers:
+            graph = self.session.captures.of(number)
+            if number != 1 and not graph.accumulation.whole:
+                if self.bounds or self.misfit:
+                    return
+                message = f"{number} microbatches do not add up to the batch: {graph.accumulation.reason}"
+                raise UsageError(message, "let the loss be a sum or a mean over rows, or plan without a pipeline")
+            asked = self._request(graph)
+            try:
+                with user_errors():
+                    found = plan_faster_pipeline(graph, asked, self.least)
+            except InfeasibleError as error:
+                self.misfit = error
+                if self.steps:
+                    return
+                continue
+            self.bounds[number] = self.least if found is None else found.bound_seconds
+            if found is None:
+                continue
+            self.steps[number] = found.times.step
+            if found.times.step >= before:
+                return
+            before = found.times.step
+            if before < self.least:
+                self.best, self.least = (graph, asked, found), before
+
+    def _request(self, graph: Graph) -> PipelineRequest:
+        from autopar.pipeline.planning import PipelineRequest  # for start-up time: imports the solvers
+
+        options, order = self.session.options, parse_order(self.session.options.order)
+        return PipelineRequest(
+            Machine(self.mesh, options.hardware, options.cost_model, options.execute), self.memory_limit, options.optimizer,
+            _cut(graph, self.stages, self.mesh.sizes[0] * order.chunks), dict(self.session.pins), recompute=options.recompute == "auto",
+            order=order.name, chunks=order.chunks, effort=options.effort, seed=options.seed, deadline=self.session.deadline,
+            progress=options.progress,
+        )  # fmt: skip
 
 
 def _numbers(session: PlanSession, stages: int) -> tuple[int, ...]:

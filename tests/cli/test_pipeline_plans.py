@@ -274,7 +274,7 @@ def test_devices_in_python_is_the_better_of_both() -> None:
         (("--mesh", "pp=9", "--microbatches", "4"), "9 stages are asked for"),
         (("--mesh", "dp=2", "--stages", "1,2"), "--stages cuts a model along the mesh axis pp"),
         (("--devices", "2", "--stages", "1,2"), "--stages cuts a model along the mesh axis pp"),
-        (("--devices", "2", "--stages", "auto"), "one microbatch keeps one stage busy"),
+        (("--devices", "2", "--stages", "auto", "--microbatches", "1"), "one microbatch keeps one stage busy"),
         (("--devices", "2", "--stages", "auto", "--pareto"), "without a pipeline so far"),
         (("--mesh", "pp=2", "--inputs", "local"), "takes the whole batch on every rank"),
         (("--mesh", "pp=2", "--pin", "output:loss=R"), "the loss is all that a pipeline hands out"),
@@ -315,7 +315,7 @@ def test_auto_takes_the_number_of_microbatches_with_the_shortest_step(tmp_path: 
     made = autopar(capsys, *words, "--microbatches", "auto", "-o", path)
     plan = PipelinePlan.from_json(path.read_text())
     tried = plan.microbatches_tried
-    assert tried is not None and tried[0] == 2 and f"tried     {', '.join(map(str, tried))} microbatches" in made.out
+    assert tried is not None and 4 * plan.mesh["pp"] in tried and f"tried     {', '.join(map(str, tried))} microbatches" in made.out
     for number in tried:
         autopar(capsys, *words, "--microbatches", str(number), "-o", path)
         single = PipelinePlan.from_json(path.read_text())

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+import autopar
 from autopar import zoo
-from autopar.cost_models import Hardware, Mesh
+from autopar.cost_models import Hardware, Machine, Mesh
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
+from autopar.graph import Graph
 from autopar.options import PlanOptions, resolve_hardware
 from autopar.pipeline import planning
 from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
+from autopar.planning import pipelines
 from autopar.planning.cautions import MicrobatchWarning, StageWarning
 from autopar.planning.pipelines import meshes_with_stages, plan_stages, plan_with_or_without_stages
+from autopar.planning.session import open_session
 from autopar.target import Target
 
 MLP = {"layers": 6, "batch": 4096, "inputs": 2048, "width": 2048, "outputs": 2048}
@@ -87,3 +93,47 @@ def test_stages_take_ranks_from_the_outer_axes(mesh: str, most: int, found: list
     made = list(meshes_with_stages(Mesh.parse(mesh), most))
     assert [",".join(f"{name}={size}" for name, size in each.axes) for each in made] == found
     assert all(each.ranks == Mesh.parse(mesh).ranks for each in made)
+
+
+def test_pipelines_that_can_save_next_to_nothing_are_not_planned_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autopar.planning.pipelines.WORTH_STAGES", 1.0)
+    monkeypatch.setattr(planning, "plan_faster_pipeline", lambda *given: pytest.fail("a pipeline is planned"))
+    with pytest.warns(StageWarning, match=r"pipelines of 2 stages are not planned: they would save [0-9.]+% at most"):
+        assert isinstance(plan_with_or_without_stages(model(), options(2e7), 1 << 40), Plan)
+
+
+def test_no_pipeline_is_faster_than_its_operators_alone() -> None:
+    mesh = Mesh.parse("pp=2,dp=1")
+    found = plan_stages(model(), replace(options(2e7), devices=None, mesh=mesh), 1 << 40)
+    graph = autopar.capture(model().model, model().args, loss_args=model().loss_args, loss=model().loss, microbatches=8)
+    least = planning.find_floor(graph, Machine(mesh, hardware(2e7)), "adamw")
+    assert 0.5 * found.objective.bound_seconds < least <= found.objective.bound_seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted"),
+    [
+        ({2: 5.0, 4: 4.0, 8: 3.0, 16: 2.0, 32: 2.5}, [8, 16, 32]),
+        ({2: 5.0, 4: 2.0, 8: 3.0, 16: 4.0, 32: 5.0}, [8, 16, 4, 2]),
+        ({8: 3.0, 16: 3.0}, [8, 16, 4]),
+        ({2: 1.0}, [8, 16, 32]),
+    ],
+    ids=["more gain", "fewer gain", "fewer do not fit", "none of four a stage and more fits"],
+)
+def test_four_microbatches_a_stage_come_first(monkeypatch: pytest.MonkeyPatch, steps: dict[int, float], wanted: list[int]) -> None:
+    asked = list[int]()
+
+    def find(graph: Graph, request: object, least: float) -> object:
+        asked.append(graph.microbatches)
+        if graph.microbatches not in steps:
+            raise InfeasibleError("it does not fit", "allow more")
+        return SimpleNamespace(bound_seconds=1.0, times=SimpleNamespace(step=steps[graph.microbatches]))
+
+    monkeypatch.setattr(planning, "plan_faster_pipeline", find)
+    mesh, target = Mesh.parse("pp=2,dp=1"), zoo.build("mlp", **MLP | {"batch": 32})
+    session = open_session(target, replace(options(2e7), microbatches="auto", devices=None, mesh=mesh))
+    tried = pipelines._Tried(mesh, session, 1 << 40, None, math.inf)
+    tried.plan_from(pipelines._numbers(session, 2), 2)
+    assert asked == wanted
+    assert (tried.best is None) == (not set(asked) & steps.keys())
+    assert tried.best is None or tried.best[0].microbatches == min(set(asked) & steps.keys(), key=steps.__getitem__)
