@@ -86,11 +86,11 @@ def plan_with_or_without_stages(target: Target, options: PlanOptions, memory_lim
     base = Mesh(tuple(best.mesh.items())) if best is not None else session.machines[0].mesh
     before, units = math.inf, len(find_units(session.captures.of(session.numbers[0])))
     for mesh in meshes_with_stages(base, units):
-        if best is not None and (gain := _most_gain(mesh, session, best)) < WORTH_STAGES:
-            said = f"pipelines of {mesh.sizes[0]} stages are not planned: they would save {max(gain, 0.0):.1%} at most"
-            warnings.warn(said, StageWarning, stacklevel=3)
-            continue
         try:
+            if best is not None and (gain := _most_gain(mesh, session, best)) < WORTH_STAGES:
+                said = f"pipelines of {mesh.sizes[0]} stages are not planned: they would save {max(gain, 0.0):.1%} at most"
+                warnings.warn(said, StageWarning, stacklevel=3)
+                continue
             found = _plan_on(mesh, session, memory_limit, None, math.inf if best is None else best.objective.seconds)
         except InfeasibleError:
             continue
@@ -117,7 +117,10 @@ def plan_with_or_without_stages(target: Target, options: PlanOptions, memory_lim
 
 
 def _most_gain(mesh: Mesh, session: PlanSession, best: Plan | PipelinePlan) -> float:
-    """The share of the best step that a pipeline on a mesh may save at most, with as many microbatches as there are stages."""
+    """The share of the best step that a pipeline on a mesh may save at most.
+
+    Operators are priced with the fewest microbatches. With more of them they take as long or longer.
+    """
     from autopar.pipeline.planning import find_floor  # for start-up time: imports the solvers
 
     options = session.options

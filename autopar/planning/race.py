@@ -32,7 +32,7 @@ Find = Callable[[Candidate, Allowance], "SearchResult"]
 """The search of a candidate."""
 
 
-def _keeps_all(candidate: object, best: SearchResult) -> bool:
+def _is_always_hopeful(candidate: object, best: SearchResult) -> bool:
     return True
 
 
@@ -42,7 +42,7 @@ def race(
     allowance: Allowance,
     *,
     leaders: int = 0,
-    is_hopeful: Callable[[Candidate, SearchResult], bool] = _keeps_all,
+    is_hopeful: Callable[[Candidate, SearchResult], bool] = _is_always_hopeful,
     spare: int = 0,
 ) -> SearchResult:
     """The cheapest plan of all candidates, searched one after another. Ctrl-C ends the race with the best so far.

@@ -102,6 +102,15 @@ def test_pipelines_that_can_save_next_to_nothing_are_not_planned_and_that_is_sai
         assert isinstance(plan_with_or_without_stages(model(), options(2e7), 1 << 40), Plan)
 
 
+def test_a_model_whose_operators_cannot_be_placed_is_planned_without_stages_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_floor(*given: object) -> float:
+        raise UsageError("it cannot be cut", "plan without pp")
+
+    monkeypatch.setattr(planning, "find_floor", find_floor)
+    with pytest.warns(StageWarning, match="no pipelines are tried: it cannot be cut"):
+        assert isinstance(plan_with_or_without_stages(model(), options(2e7), 1 << 40), Plan)
+
+
 def test_no_pipeline_is_faster_than_its_operators_alone() -> None:
     mesh = Mesh.parse("pp=2,dp=1")
     found = plan_stages(model(), replace(options(2e7), devices=None, mesh=mesh), 1 << 40)
