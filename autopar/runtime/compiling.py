@@ -30,6 +30,7 @@ from autopar.runtime.cuda_graphs import find_recorder
 from autopar.runtime.emission import Graphs, emit
 from autopar.runtime.execution import Executable, bind, groups_needed
 from autopar.runtime.groups import team_of
+from autopar.runtime.lent_buffers import pause_at_end
 from autopar.runtime.matrix_steps import make_each_orthogonal
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.programs import Programs
@@ -371,6 +372,7 @@ def start_process_group(mesh: Mesh) -> None:
     if dist.get_world_size() != mesh.ranks:
         hint = f"start {mesh.ranks} processes, plan for a mesh of {dist.get_world_size()} ranks, or pass mesh=, a part of your DeviceMesh"
         raise MismatchError(f"the plan is for the mesh {mesh} of {mesh.ranks} ranks, {dist.get_world_size()} processes are running", hint)
+    pause_at_end()
 
 
 def check_mesh(given: DeviceMesh, planned: Mesh) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from autopar.cost_models import Mesh
 from autopar.runtime import lent_buffers
-from autopar.runtime.lent_buffers import Sent, lend
+from autopar.runtime.compiling import start_process_group
+from autopar.runtime.lent_buffers import Sent, lend, pause_at_end
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -49,6 +53,16 @@ def test_python_ends_only_when_no_thread_has_tensors_of_its_own(tmp_path: Path) 
     ]
     told = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], told
+
+
+def test_a_process_that_compiles_pauses_at_its_end_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[tuple[object, ...]]()
+    monkeypatch.setattr(lent_buffers.atexit, "register", lambda *call: asked.append(call))
+    pause_at_end.cache_clear()
+    for _ in range(2):
+        start_process_group(Mesh((("dp", 1),)))
+    dist.destroy_process_group()
+    assert asked == [(time.sleep, lent_buffers.PAUSE_SECONDS)]
 
 
 class Done:
