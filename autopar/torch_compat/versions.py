@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-TESTED = ("2.11", "2.13", "2.14", "2.15")
+TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """The minor versions of torch that the tests pass with: all of them with the one that ``pyproject.toml`` pins, the quick ones with the
 others (``.ci/torch-versions``)."""
 
