@@ -2,9 +2,10 @@
 
 1. The whole microbatch graph is planned on one stage mesh. Its layouts are those in which values cross. Its bound bounds every pipeline.
 2. The chain of units, with their seconds and bytes in that plan, is cut by ``autopar.solvers.pipeline`` within the memory limit.
-3. Each stage is planned as a graph of its own, with its microbatches in flight.
+3. Each stage is planned as a graph of its own, with its microbatches in flight: first among the whole plan's strategies alone (a draft).
 4. With the stages' own figures the timetable is solved once more, and the chain is cut again with units scaled by them. The best is kept.
-5. Pipelines by hand are priced beside it. One that fits and is faster is taken instead.
+5. Steps 3 and 4 are done again among all strategies. Of several meshes or numbers of microbatches, only for the best draft.
+6. Pipelines by hand are priced beside it. One that fits and is faster is taken instead.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from time import perf_counter
 from typing import NamedTuple
 
 from autopar.cost_models import Machine
@@ -42,6 +44,8 @@ MANY = 1 << 16
 """Microbatches of the problem whose bound is that of one: what a step does once then counts for 1/65536 of a microbatch."""
 ROUNDS = 2
 """Times that the chain is cut: the second knows what the stages of the first took."""
+NO_RUN_OF_ITS_OWN = frozenset({"limit search", "final local search"})
+"""Phases that a plan of the whole graph does without, since it is not run: drafts are the same, in a fifth of the CPU seconds less."""
 SHORTEST_SECONDS = 1e-12
 """Seconds that a stage is taken to be expected to take, at least: some have nothing but views."""
 SOLVE_SECONDS = 3.0
@@ -153,21 +157,21 @@ def plan_pipeline(graph: Graph, asked: PipelineRequest) -> PipelineResult:
 
     Raises:
         UsageError: a mesh without ``pp`` outermost, more stages than units, or a cut that the graph does not allow.
-        InfeasibleError: no pipeline found fits in memory.
+        InfeasibleError: no pipeline found fits in memory. TimeLimitError: none was found in time.
     """
-    found = plan_faster_pipeline(graph, asked, math.inf)
-    assert found is not None
-    return found
+    drafted = draft_pipeline(graph, asked, math.inf)
+    assert drafted is not None
+    return drafted.finish()
 
 
-def plan_faster_pipeline(graph: Graph, asked: PipelineRequest, seconds: float) -> PipelineResult | None:
-    """The fastest pipeline found; None where the bound proves that none takes less than ``seconds``, before stages are planned.
+def draft_pipeline(graph: Graph, asked: PipelineRequest, least: float) -> DraftedPipeline | None:
+    """The fastest pipeline with the whole graph's strategies; None where the bound proves that none takes less than ``least`` seconds.
 
-    Others as of ``plan_pipeline``.
+    Arguments and errors are those of ``plan_pipeline``. Where no draft fits in memory, other strategies may.
     """
     if asked.machine.mesh.names[0] != STAGE_AXIS:
         raise UsageError(f"the mesh axis {STAGE_AXIS} must be the outermost", f"write {STAGE_AXIS} first, as in {STAGE_AXIS}=2,dp=4")
-    return _Planner(graph, asked).plan(seconds)
+    return _Planner(graph, asked).draft(least)
 
 
 def find_floor(graph: Graph, machine: Machine, optimizer: str) -> float:
@@ -185,34 +189,50 @@ def find_floor(graph: Graph, machine: Machine, optimizer: str) -> float:
     return graph.microbatches * sum(mode.forward + mode.backward for mode in least) / machine.mesh.sizes[0]
 
 
-class _PlannedCut(NamedTuple):
-    """The plans of a cut's stages, before they have an order.
+@dataclass(frozen=True)
+class DraftedPipeline:
+    """A pipeline with the whole graph's strategies, and what is needed to search among all of them.
 
     Args:
-        transfer: seconds of the largest value that crosses.
+        best: None where no draft fits in memory, or none was found in time.
+        whole: the plan of the whole graph.
+        tables: the chain of units, with seconds as its stages took them.
+        bound_seconds: see ``PipelineResult``.
     """
 
-    stages: Stages
-    cut: tuple[str, ...]
-    found: Sequence[SearchResult]
-    transfer: float
+    planner: _Planner
+    best: PipelineResult | None
+    whole: SearchResult
+    tables: LayerTables
+    bound_seconds: float
+
+    @property
+    def step(self) -> float:
+        """Seconds of the draft; infinite without one."""
+        return math.inf if self.best is None else self.best.times.step
+
+    def finish(self) -> PipelineResult:
+        """The fastest pipeline found with any strategies, or by hand.
+
+        Raises:
+            InfeasibleError: none fits in memory. TimeLimitError: none was found in time.
+        """
+        return self.planner.finish(self)
 
 
 class _Planner:
     def __init__(self, graph: Graph, asked: PipelineRequest) -> None:
         self.graph, self.asked, self.machine = graph, asked, asked.stage_machine
         self.microbatches = graph.microbatches
-        self.searches = StageSearches(
-            self.machine, asked.optimizer, asked.recompute, asked.effort, asked.seed, asked.deadline, asked.progress
-        )  # fmt: skip
-        self.planned: dict[tuple[str, ...], _PlannedCut] = {}
-        """By cut."""
+        deadline = None if asked.deadline is None else (perf_counter() + asked.deadline) / 2
+        self.searches = StageSearches(self.machine, asked.optimizer, asked.recompute, asked.effort, asked.seed, deadline, asked.progress)
+        """Those of the whole graph have half of the time, those of stages all that is left."""
 
-    def plan(self, least: float) -> PipelineResult | None:
-        """The fastest pipeline found; None where none takes less than ``least`` seconds."""
+    def draft(self, least: float) -> DraftedPipeline | None:
+        """The fastest pipeline with the whole graph's strategies; None where none at all takes less than ``least`` seconds."""
         many = self.graph.accumulated(replace(self.graph.accumulation, microbatches=MANY, cut=()))
-        whole = replace(self.searches, recompute=False).plan(many, self.asked.pins, 1, UNLIMITED)
-        self.searches = replace(self.searches, whole=whole)
+        whole = replace(self.searches, recompute=False, skip=NO_RUN_OF_ITS_OWN).plan(many, self.asked.pins, 1, UNLIMITED)
+        self.searches = replace(self.searches, whole=whole, deadline=self.asked.deadline)
         tables = measure_layers(whole.schedule, self.asked.optimizer)
         if not self.asked.recompute:
             tables = LayerTables(tables.units, tuple(modes[:1] for modes in tables.modes))
@@ -222,27 +242,21 @@ class _Planner:
             raise UsageError(message, f"take fewer stages ({STAGE_AXIS}{', or fewer a rank in --order' * (self.asked.chunks > 1)})")
         if least < math.inf and self._bound(whole, least, split=self.asked.order in ("auto", "zero-bubble")) >= least:
             return None
-        best: PipelineResult | None = None
-        for _ in range(ROUNDS):
-            cut = self._choose_cut(tables)
+        best, tables = self._cut_and_plan(replace(self.searches, drafts=True), tables, whole.schedule)
+        bound = 0.0 if best is None else self._bound(whole, best.times.step, split=best.split)
+        return DraftedPipeline(self, best, whole, tables, bound)
+
+    def finish(self, drafted: DraftedPipeline) -> PipelineResult:
+        """The fastest pipeline with any strategies, or by hand."""
+        best = drafted.best
+        if best is None or not self._is_late:
             try:
-                made = self._plan_cut(cut, whole.schedule)
+                found, _ = self._cut_and_plan(self.searches, drafted.tables, drafted.whole.schedule)
             except TimeLimitError:
                 if best is None:
                     raise
-                break
-            if made is None or (best is not None and made.cut == best.cut):
-                break
-            if best is None or made.times.step < best.times.step:
-                best = made
-            if self.asked.cut is not None:
-                break
-            factors = _factors(tables, made)
-            if all(abs(factor - 1.0) <= AS_EXPECTED for pair in factors for factor in pair):
-                break
-            tables = _scaled(tables, made, factors)
-        if best is not None and self.asked.order == "auto":
-            best = self._split_where_faster(best)
+                found = None
+            best = min((one for one in (found, best) if one is not None), key=lambda one: one.times.step, default=None)
         by_hand = self._baselines()
         written = by_hand.find()
         for one in written.values():
@@ -252,8 +266,44 @@ class _Planner:
                 best = self._adopt(one)
         if best is None:
             raise InfeasibleError(f"no pipeline found fits in {self.asked.memory_limit} bytes a rank", "allow more memory, or more stages")
-        bound = self._bound(whole, best.times.step, split=best.split)
+        bound = self._bound(drafted.whole, best.times.step, split=best.split)
         return replace(best, bound_seconds=bound, baselines=written)
+
+    @property
+    def _is_late(self) -> bool:
+        return self.asked.deadline is not None and perf_counter() > self.asked.deadline
+
+    def _cut_and_plan(
+        self, searches: StageSearches, tables: LayerTables, whole: Schedule
+    ) -> tuple[PipelineResult | None, LayerTables]:  # fmt: skip
+        """The fastest pipeline of the cuts that tables call for, each next one scaled by what the stages took; and the last tables.
+
+        Raises:
+            TimeLimitError: there was no time for one, and a draft is not asked for.
+        """
+        best, tried = None, set[tuple[str, ...]]()
+        for _ in range(ROUNDS):
+            cut = self._choose_cut(tables)
+            if cut in tried:
+                break
+            tried.add(cut)
+            try:
+                made = self._plan_cut(searches, cut, whole)
+            except TimeLimitError:
+                if best is None and not searches.drafts:
+                    raise
+                break
+            if made is None:
+                break
+            if best is None or made.times.step < best.times.step:
+                best = made
+            if self.asked.cut is not None:
+                break
+            factors = _factors(tables, made)
+            if all(abs(factor - 1.0) <= AS_EXPECTED for pair in factors for factor in pair):
+                break
+            tables = _scaled(tables, made, factors)
+        return best, tables
 
     def _baselines(self) -> PipelineBaselines:
         asked = self.asked
@@ -312,7 +362,7 @@ class _Planner:
             cut.append(tables.units[ends])
         return tuple(cut)
 
-    def _plan_cut(self, cut: tuple[str, ...], whole: Schedule) -> PipelineResult | None:
+    def _plan_cut(self, searches: StageSearches, cut: tuple[str, ...], whole: Schedule) -> PipelineResult | None:
         """The pipeline of a cut; None where it does not fit in memory.
 
         Each stage is planned for as many microbatches in flight as 1F1B holds, one more than the stages behind it. The timetable then has
@@ -320,30 +370,34 @@ class _Planner:
         share its memory: where they do not fit together, they are planned once more, each within a share.
         """
         stages = cut_graph(self.graph, cut, self.asked.positions)
-        sizes, way = self.machine.mesh.sizes, "whole" if self.asked.order == "auto" else self.asked.order
-        specs = crossing_specs(stages, self.graph, sizes, {name: one.strategy for name, one in whole.operations.items()})
-        transfer = transfer_seconds(self.asked.machine, stages, self.graph, specs)
+        specs = crossing_specs(stages, self.graph, self.machine.mesh.sizes, {name: one.strategy for name, one in whole.operations.items()})
         limits = [self.asked.memory_limit] * len(stages.graphs)
         for is_last in (self.asked.chunks == 1, True):
             try:
-                found = self._plan_stages(stages, specs, limits)
+                found = self._plan_stages(searches, stages, specs, limits)
             except InfeasibleError:
                 return None
             shares = limits if is_last else self._share_memory(stages, found)
             if shares == limits:
                 break
             limits = shares
-        planned = self.planned[cut] = _PlannedCut(stages, cut, found, transfer)
-        return self._order_stages(way, planned)
+        planned = _PlannedCut(stages, cut, found, transfer_seconds(self.asked.machine, stages, self.graph, specs))
+        if self.asked.order != "auto":
+            return self._order_stages(self.asked.order, planned)
+        made = self._order_stages("whole", planned)
+        apart = self._order_stages("zero-bubble", planned) if made is not None else None
+        return made if apart is None or made is None or apart.times.step > (1 - APART_GAIN) * made.times.step else apart
 
-    def _plan_stages(self, stages: Stages, specs: Mapping[str, ShardingSpec], limits: Sequence[int]) -> list[SearchResult]:
+    def _plan_stages(
+        self, searches: StageSearches, stages: Stages, specs: Mapping[str, ShardingSpec], limits: Sequence[int]
+    ) -> list[SearchResult]:  # fmt: skip
         """The plan of each stage. Raises InfeasibleError: one does not fit in its limit, in bytes."""
         found = list[SearchResult]()
         for stage, (graph, limit) in enumerate(zip(stages.graphs, limits, strict=True)):
             before = [one.schedule.specs for one in found]
             pins = stage_pins(graph, self.graph, self.machine.mesh, self.asked.pins) | crossing_pins(graph, specs)
             pins |= tied_pins(graph, stages, before, self.machine.mesh.sizes)
-            found.append(self.searches.plan(graph, pins, self._in_flight(stages, stage), limit))
+            found.append(searches.plan(graph, pins, self._in_flight(stages, stage), limit))
         return found
 
     def _in_flight(self, stages: Stages, stage: int) -> int:
@@ -363,11 +417,6 @@ class _Planner:
                 shares[stage] = own + more if rest < limit else limit * own // rest
         return shares
 
-    def _split_where_faster(self, whole: PipelineResult) -> PipelineResult:
-        """The pipeline with gradients of weights apart, if that is worth what it holds more."""
-        split = self._order_stages("zero-bubble", self.planned[whole.cut])
-        return whole if split is None or split.times.step > (1 - APART_GAIN) * whole.times.step else split
-
     def _order_stages(self, way: OrderName, planned: _PlannedCut) -> PipelineResult | None:
         """The pipeline of planned stages in an order; None where none found fits in memory."""
         split, found, costs = way == "zero-bubble", list[SearchResult](), list[StageCosts]()
@@ -383,6 +432,19 @@ class _Planner:
         if max(times.peaks) > self.asked.memory_limit:
             return None
         return PipelineResult(stages, cut, tuple(found), tuple(costs), order, times, transfer, 0.0)
+
+
+class _PlannedCut(NamedTuple):
+    """The plans of a cut's stages, before they have an order.
+
+    Args:
+        transfer: seconds of the largest value that crosses.
+    """
+
+    stages: Stages
+    cut: tuple[str, ...]
+    found: Sequence[SearchResult]
+    transfer: float
 
 
 def _units_of(tables: LayerTables, cut: Sequence[str]) -> list[range]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -13,14 +14,15 @@ from autopar.cost_models import Machine, Mesh
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph, layer_of
 from autopar.options import AUTO, PlanOptions, user_errors
-from autopar.pipeline import STAGE_AXIS, find_units
+from autopar.pipeline import STAGE_AXIS, find_units, stage_mesh
 from autopar.pipeline.orders import parse_order
 from autopar.planning.cautions import StageWarning
+from autopar.planning.screening import HOPELESS
 from autopar.planning.session import PlanSession, open_session
 from autopar.target import Target
 
 if TYPE_CHECKING:
-    from autopar.pipeline.planning import PipelineRequest, PipelineResult
+    from autopar.pipeline.planning import DraftedPipeline, PipelineRequest, PipelineResult
     from autopar.pipeline_plan import PipelinePlan
     from autopar.plan import Plan
 
@@ -29,6 +31,10 @@ MICROBATCHES_A_STAGE = 4
 """Microbatches for each stage that are tried first: ranks without work in 1F1B then lose a fifth of the step at most."""
 WORTH_STAGES = 0.03
 """Share of the step that pipelines must be able to save to be planned. Predicted steps are off by a few percent."""
+DRAFT_GAIN = 0.1
+"""Share of a draft's step that planning its stages among all strategies may save."""
+DRAFTS_SHARE = 0.6
+"""Share of the time for drafts; the rest is for finishing the best of them."""
 
 
 def is_pipeline(mesh: Mesh | None) -> bool:
@@ -55,7 +61,7 @@ def plan_stages(target: Target, options: PlanOptions, memory_limit: int, stages:
     mesh = options.mesh
     if mesh is None or mesh.names[0] != STAGE_AXIS:
         raise UsageError(f"the mesh axis {STAGE_AXIS} must be the outermost", f"write {STAGE_AXIS} first, as in {STAGE_AXIS}=2,dp=4")
-    found = _plan_on(mesh, _open(target, options), memory_limit, stages, math.inf)
+    found = _Drafts(_open(target, options), memory_limit, stages).plan((mesh,))
     assert found is not None
     return found
 
@@ -63,9 +69,9 @@ def plan_stages(target: Target, options: PlanOptions, memory_limit: int, stages:
 def plan_with_or_without_stages(target: Target, options: PlanOptions, memory_limit: int) -> Plan | PipelinePlan:
     """The best plan without stages on the options' devices, or a pipeline where one that was found is faster.
 
-    Pipelines of 2, 4, 8 ... stages are tried as long as each is faster than the one before it. A stage's mesh is that of the plan without
-    stages, with fewer ranks on its outer axes. Half of the time is for the plan without stages. Pipelines whose operators alone take nearly
-    as long are not planned, which is said.
+    Pipelines of 2, 4, 8 ... stages are ranked by plans by hand, and drafted as long as each is faster than the one before it. The best
+    draft is finished. A stage's mesh is that of the plan without stages, with fewer ranks on its outer axes. Half of the time is for the
+    plan without stages. Pipelines whose operators alone take nearly as long are not planned, which is said.
 
     Args:
         memory_limit: bytes per rank.
@@ -77,57 +83,62 @@ def plan_with_or_without_stages(target: Target, options: PlanOptions, memory_lim
         hint = "give microbatches=auto, or a number; four for each stage keep all busy"
         raise UsageError("one microbatch keeps one stage busy at a time", hint)
     session = _open(target, options)
-    best: Plan | PipelinePlan | None = None
+    best: Plan | None = None
     misfit: InfeasibleError | None = None
     try:
         best = session.plan(memory_limit, (perf_counter() + session.deadline) / 2).plan
     except InfeasibleError as error:
         misfit = error
     base = Mesh(tuple(best.mesh.items())) if best is not None else session.machines[0].mesh
-    before, units = math.inf, len(find_units(session.captures.of(session.numbers[0])))
-    for mesh in meshes_with_stages(base, units):
-        try:
-            if best is not None and (gain := _most_gain(mesh, session, best)) < WORTH_STAGES:
-                said = f"pipelines of {mesh.sizes[0]} stages are not planned: they would save {max(gain, 0.0):.1%} at most"
-                warnings.warn(said, StageWarning, stacklevel=3)
-                continue
-            found = _plan_on(mesh, session, memory_limit, None, math.inf if best is None else best.objective.seconds)
-        except InfeasibleError:
-            continue
-        except TimeLimitError as error:
-            if best is None:
-                raise
-            warnings.warn(f"pipelines of {mesh.sizes[0]} stages are not planned: {error.message}", StageWarning, stacklevel=3)
-            break
-        except UsageError as error:
-            if best is None:
-                raise
-            warnings.warn(f"no pipelines are tried: {error.message}", StageWarning, stacklevel=3)
-            break
-        if found is not None and (best is None or found.objective.seconds < best.objective.seconds):
-            best = found
-        seconds = math.inf if found is None else found.objective.seconds
-        if before < seconds:
-            break
-        before = seconds
+    least = math.inf if best is None else best.objective.seconds
+    try:
+        meshes = meshes_with_stages(base, len(find_units(session.captures.of(session.numbers[0]))))
+        found = _Drafts(session, memory_limit, None, least).plan(_rank_hopeful(session, meshes, least))
+    except InfeasibleError:
+        found = None
+    except UsageError as error:
+        if best is None:
+            raise
+        warnings.warn(f"no pipelines are tried: {error.message}", StageWarning, stacklevel=3)
+        found = None
+    if found is not None and found.objective.seconds < least:
+        return found
     if best is None:
         assert misfit is not None
         raise misfit
     return best
 
 
-def _most_gain(mesh: Mesh, session: PlanSession, best: Plan | PipelinePlan) -> float:
-    """The share of the best step that a pipeline on a mesh may save at most.
+def _rank_hopeful(session: PlanSession, meshes: Iterable[Mesh], least: float) -> list[Mesh]:
+    """The meshes on which a pipeline may be faster than a plan of ``least`` seconds, the most promising first.
 
-    Operators are priced with the fewest microbatches. With more of them they take as long or longer.
+    Where operators alone take nearly as long, that is said. The others are ranked by the best plan by hand on a stage's mesh.
     """
     from autopar.pipeline.planning import find_floor  # for start-up time: imports the solvers
 
-    options = session.options
-    graph = session.captures.of(_numbers(session, mesh.sizes[0])[0])
-    machine = Machine(mesh, options.hardware, options.cost_model, options.execute)
-    with user_errors():
-        return 1.0 - find_floor(graph, machine, options.optimizer) / best.objective.seconds
+    options, graph, estimates = session.options, session.captures.of(session.numbers[0]), dict[Mesh, float]()
+    for mesh in meshes:
+        machine = Machine(mesh, options.hardware, options.cost_model, options.execute)
+        with user_errors():
+            gain = 1.0 - find_floor(graph, machine, options.optimizer) / least
+        if gain < WORTH_STAGES:
+            said = f"pipelines of {mesh.sizes[0]} stages are not planned: they would save {max(gain, 0.0):.1%} at most"
+            warnings.warn(said, StageWarning, stacklevel=4)
+        else:
+            estimates[mesh] = _estimate(session, machine)
+    hopeful = [mesh for mesh, seconds in estimates.items() if seconds < HOPELESS * least or seconds == math.inf]
+    return sorted(hopeful, key=estimates.__getitem__)
+
+
+def _estimate(session: PlanSession, machine: Machine) -> float:
+    """Seconds of a pipeline by hand, in as much memory as it takes: its stage mesh's plan of the whole batch, and ranks that idle.
+
+    Infinite where no plan by hand is known.
+    """
+    stages, numbers = machine.mesh.sizes[0], _numbers(session, machine.mesh)
+    number = numbers[_first_place(numbers, machine.mesh)]
+    found = session.screen(sys.maxsize, session.numbers[0], replace(machine, mesh=stage_mesh(machine.mesh), _groups={}, _links={}))
+    return math.inf if found is None else found.seconds / stages * (number + stages - 1) / number
 
 
 def meshes_with_stages(mesh: Mesh, most: int) -> Iterator[Mesh]:
@@ -160,120 +171,186 @@ def _open(target: Target, options: PlanOptions) -> PlanSession:
     return session
 
 
-def _plan_on(
-    mesh: Mesh, session: PlanSession, memory_limit: int, stages: str | Sequence[str] | None, least: float
-) -> PipelinePlan | None:  # fmt: skip
-    """The best pipeline on a mesh, over numbers of microbatches; None where none takes less than ``least`` seconds.
+@dataclass(frozen=True)
+class _Draft:
+    """A drafted pipeline, the graph of its microbatch, and what was asked."""
 
-    Numbers that do not fit are left out where others do.
-    """
-    from autopar.recording.pipelines import record_pipeline  # for start-up time: imports the solvers
+    graph: Graph
+    request: PipelineRequest
+    drafted: DraftedPipeline
 
-    options, began, tried = session.options, perf_counter(), _Tried(mesh, session, memory_limit, stages, least)
-    try:
-        tried.plan_from(_numbers(session, mesh.sizes[0]), mesh.sizes[0])
-    except TimeLimitError:
-        if tried.best is None:
-            raise
-    if tried.best is None:
-        if tried.misfit is not None and not tried.bounds:
-            raise tried.misfit
-        return None
-    graph, asked, found = tried.best
-    found = replace(found, bound_seconds=min(tried.bounds.values()))
-    made = record_pipeline(
-        graph, asked, found, target=session.name, pins=session.pins, solve_seconds=perf_counter() - began,
-        tried=tuple(sorted(tried.bounds)) if options.microbatches == AUTO else None,
-    )  # fmt: skip
-    made.remember_loss(session.loss)
-    return made
+    @property
+    def step(self) -> float:
+        """Seconds; infinite where no draft fits."""
+        return self.drafted.step
+
+    @property
+    def mesh(self) -> Mesh:
+        """Of all ranks."""
+        return self.request.machine.mesh
 
 
 @dataclass
-class _Tried:
-    """Pipelines on one mesh with several numbers of microbatches.
+class _Drafts:
+    """Drafts of pipelines, by mesh and number of microbatches. The best of them is finished.
 
     Args:
         stages: see ``plan_stages``.
-        least: seconds of the best plan known.
-        best: the fastest that takes less, with its graph and request.
-        bounds, steps: seconds by number. One without a step was not planned, since its bound is too high.
-        misfit: the error of the last number that does not fit.
+        least: seconds of the best plan without stages.
+        bounds: seconds, for each mesh by number of microbatches. Of what is not drafted, since its bound is too high, ``least``.
+        ends: when drafts end, of ``perf_counter``. The first has all of the time, where there is no other plan.
+        longest: seconds that one draft took, at most.
     """
 
-    mesh: Mesh
     session: PlanSession
     memory_limit: int
     stages: str | Sequence[str] | None
-    least: float
-    best: tuple[Graph, PipelineRequest, PipelineResult] | None = None
-    bounds: dict[int, float] = field(default_factory=dict)
-    steps: dict[int, float] = field(default_factory=dict)
-    misfit: InfeasibleError | None = None
+    least: float = math.inf
+    made: list[_Draft] = field(default_factory=list)
+    bounds: dict[Mesh, dict[int, float]] = field(default_factory=dict)
+    ends: float = math.inf
+    longest: float = 0.0
 
-    def plan_from(self, numbers: Sequence[int], stages: int) -> None:
-        """Plans with four microbatches for each stage, then with more as long as they gain; where they do not, with fewer.
+    def plan(self, meshes: Iterable[Mesh]) -> PipelinePlan | None:
+        """The best pipeline; None where none found takes less than ``least`` seconds.
 
         Raises:
-            Those of ``plan_while_gaining``.
+            InfeasibleError, TimeLimitError, UsageError: no pipeline fits, was found in time, or is possible.
         """
-        first = next((place for place, number in enumerate(numbers) if number >= MICROBATCHES_A_STAGE * stages), len(numbers) - 1)
-        self.plan_while_gaining(numbers[first:])
-        if min(self.steps, key=self.steps.__getitem__, default=None) == numbers[first]:
-            self.plan_while_gaining(numbers[:first][::-1])
+        began, misfit = perf_counter(), None
+        self.ends = began + DRAFTS_SHARE * (self.session.deadline - began)
+        self.draft_meshes(meshes)
+        for draft in sorted(self.made, key=lambda one: (one.step, -one.graph.microbatches)):
+            if (1 - DRAFT_GAIN) * draft.step >= self.least and draft.step < math.inf:
+                return None
+            try:
+                with user_errors():
+                    found = draft.drafted.finish()
+            except InfeasibleError as error:
+                misfit = error
+                continue
+            return self._record(draft, found, perf_counter() - began)
+        if misfit is not None:
+            raise misfit
+        return None
 
-    def plan_while_gaining(self, numbers: Sequence[int]) -> None:
-        """Plans with one number after another, until one gains nothing over those before.
+    def draft_meshes(self, meshes: Iterable[Mesh]) -> None:
+        """Drafts on one mesh after another, until one is slower than the one before; then with more numbers of microbatches on the best.
+
+        Raises:
+            UsageError: the batch cannot be cut into microbatches. TimeLimitError: there was no time for any plan.
+        """
+        before, best = math.inf, None
+        for mesh in meshes:
+            numbers, step = _numbers(self.session, mesh), math.inf
+            try:
+                for number in numbers[_first_place(numbers, mesh) :]:
+                    step = self.draft(mesh, number)
+                    if number in self.bounds.get(mesh, ()):
+                        break  # it fits, or is too slow: with more microbatches ranks idle less, and operators take as long or longer
+            except TimeLimitError as error:
+                if not self.made and self.least == math.inf:
+                    raise
+                warnings.warn(f"pipelines of {mesh.sizes[0]} stages are not planned: {error.message}", StageWarning, stacklevel=5)
+                break
+            if before < step:
+                break
+            before, best = step, mesh
+        if best is not None and before < math.inf:
+            self.draft_numbers(best)
+
+    def draft_numbers(self, mesh: Mesh) -> None:
+        """Drafts with more microbatches than the first number as long as they gain; where they do not, with fewer."""
+        numbers = _numbers(self.session, mesh)
+        first = _first_place(numbers, mesh)
+        if not self._draft_while_gaining(mesh, numbers[first + 1 :]):
+            self._draft_while_gaining(mesh, numbers[:first][::-1])
+
+    def _draft_while_gaining(self, mesh: Mesh, numbers: Sequence[int]) -> bool:
+        """Drafts with one number after another until one gains nothing, or time is up. Whether any gained."""
+        before, gained = self.step_on(mesh), False
+        for number in numbers:
+            if number in self.bounds.get(mesh, ()):
+                continue  # the first that fits
+            try:
+                step = self.draft(mesh, number)
+            except TimeLimitError:
+                break
+            if step >= before:
+                break
+            before, gained = step, True
+        return gained
+
+    def step_on(self, mesh: Mesh) -> float:
+        """Seconds of the best draft on a mesh."""
+        return min((one.step for one in self.made if one.mesh == mesh), default=math.inf)
+
+    def draft(self, mesh: Mesh, number: int) -> float:
+        """Seconds of a draft; infinite where none fits, or the bound is above a step that is known.
 
         Raises:
             UsageError: the batch cannot be cut into microbatches. TimeLimitError: the time limit passed.
         """
-        from autopar.pipeline.planning import plan_faster_pipeline  # for start-up time: imports the solvers
+        from autopar.pipeline.planning import draft_pipeline  # for start-up time: imports the solvers
 
-        before = min(self.steps.values(), default=math.inf)
-        for number in numbers:
-            graph = self.session.captures.of(number)
-            if number != 1 and not graph.accumulation.whole:
-                if self.bounds or self.misfit:
-                    return
-                message = f"{number} microbatches do not add up to the batch: {graph.accumulation.reason}"
-                raise UsageError(message, "let the loss be a sum or a mean over rows, or plan without a pipeline")
-            asked = self._request(graph)
-            try:
-                with user_errors():
-                    found = plan_faster_pipeline(graph, asked, self.least)
-            except InfeasibleError as error:
-                self.misfit = error
-                if self.steps:
-                    return
-                continue
-            self.bounds[number] = self.least if found is None else found.bound_seconds
-            if found is None:
-                continue
-            self.steps[number] = found.times.step
-            if found.times.step >= before:
-                return
-            before = found.times.step
-            if before < self.least:
-                self.best, self.least = (graph, asked, found), before
+        began = perf_counter()
+        if (self.made or self.least < math.inf) and began + self.longest > self.ends:
+            raise TimeLimitError("the time for drafts was used up", "allow more time (--time-limit)")
+        graph = self.session.captures.of(number)
+        if number != 1 and not graph.accumulation.whole:
+            if self.made:
+                return math.inf
+            message = f"{number} microbatches do not add up to the batch: {graph.accumulation.reason}"
+            raise UsageError(message, "let the loss be a sum or a mean over rows, or plan without a pipeline")
+        least = min([self.least, *(one.step for one in self.made)])
+        request = self._request(mesh, graph)
+        with user_errors():
+            drafted = draft_pipeline(graph, request, least)
+        self.longest = max(self.longest, perf_counter() - began)
+        if drafted is None:
+            self.bounds.setdefault(mesh, {})[number] = least
+            return math.inf
+        self.made.append(_Draft(graph, request, drafted))
+        if drafted.step < math.inf:
+            self.bounds.setdefault(mesh, {})[number] = drafted.bound_seconds
+        return drafted.step
 
-    def _request(self, graph: Graph) -> PipelineRequest:
+    def _request(self, mesh: Mesh, graph: Graph) -> PipelineRequest:
         from autopar.pipeline.planning import PipelineRequest  # for start-up time: imports the solvers
 
         options, order = self.session.options, parse_order(self.session.options.order)
         return PipelineRequest(
-            Machine(self.mesh, options.hardware, options.cost_model, options.execute), self.memory_limit, options.optimizer,
-            _cut(graph, self.stages, self.mesh.sizes[0] * order.chunks), dict(self.session.pins), recompute=options.recompute == "auto",
+            Machine(mesh, options.hardware, options.cost_model, options.execute), self.memory_limit, options.optimizer,
+            _cut(graph, self.stages, mesh.sizes[0] * order.chunks), dict(self.session.pins), recompute=options.recompute == "auto",
             order=order.name, chunks=order.chunks, effort=options.effort, seed=options.seed, deadline=self.session.deadline,
             progress=options.progress,
         )  # fmt: skip
 
+    def _record(self, draft: _Draft, found: PipelineResult, seconds: float) -> PipelinePlan:
+        """The pipeline with its bound over all numbers of microbatches that were tried on its mesh."""
+        from autopar.recording.pipelines import record_pipeline  # for start-up time: imports the solvers
 
-def _numbers(session: PlanSession, stages: int) -> tuple[int, ...]:
+        session, bounds = self.session, {**self.bounds.get(draft.mesh, {}), draft.graph.microbatches: found.bound_seconds}
+        found = replace(found, bound_seconds=min(bounds.values()))
+        made = record_pipeline(
+            draft.graph, draft.request, found, target=session.name, pins=session.pins, solve_seconds=seconds,
+            tried=tuple(sorted(bounds)) if session.options.microbatches == AUTO else None,
+        )  # fmt: skip
+        made.remember_loss(session.loss)
+        return made
+
+
+def _numbers(session: PlanSession, mesh: Mesh) -> tuple[int, ...]:
     """The numbers of microbatches to try: fewer than stages leave some without work."""
     if session.options.microbatches != AUTO:
         return session.numbers
-    return tuple(number for number in session.numbers if number >= stages) or session.numbers[-1:]
+    return tuple(number for number in session.numbers if number >= mesh.sizes[0]) or session.numbers[-1:]
+
+
+def _first_place(numbers: Sequence[int], mesh: Mesh) -> int:
+    """Where the number stands that is tried first: four microbatches for each stage, or the largest."""
+    least = MICROBATCHES_A_STAGE * mesh.sizes[0]
+    return next((place for place, number in enumerate(numbers) if number >= least), len(numbers) - 1)
 
 
 def _check(options: PlanOptions) -> None:

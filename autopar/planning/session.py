@@ -154,7 +154,7 @@ class PlanSession:
         if len(meshes) * len(self.numbers) > 1:
             began = perf_counter()
             ends = began + SCREENING_SHARE * (deadline - began)
-            screen = partial(self._screen, memory_limit)
+            screen = partial(self.screen, memory_limit)
             ranked, in_time = rank(self._usable_numbers(ends), meshes, screen, memory_limit, lambda: perf_counter() < ends)
         else:
             ranked, in_time = [Ranked(self.numbers[0], meshes[0])], True
@@ -186,8 +186,8 @@ class PlanSession:
                     return
             yield number
 
-    def _screen(self, memory_limit: int, number: int, machine: Machine) -> Screened | None:
-        """The best plan by hand on a machine."""
+    def screen(self, memory_limit: int, number: int, machine: Machine) -> Screened | None:
+        """The best plan by hand on a machine with a number of microbatches, estimated; None where none applies."""
         from autopar.search import Shared, screen_baselines  # for start-up time: imports the solvers
 
         graph = self.captures.of(number)

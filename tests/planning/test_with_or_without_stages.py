@@ -75,7 +75,7 @@ def test_pipelines_that_time_did_not_suffice_for_are_named(monkeypatch: pytest.M
     def late(*asked: object) -> None:
         raise TimeLimitError("no plan was found in 5 s", "allow more time")
 
-    monkeypatch.setattr(planning, "plan_faster_pipeline", late)
+    monkeypatch.setattr(planning, "draft_pipeline", late)
     with pytest.warns(StageWarning, match="2 stages are not planned: no plan was found in 5 s"):
         assert isinstance(plan_with_or_without_stages(model(), options(2e7), 1 << 40), Plan)
 
@@ -97,7 +97,7 @@ def test_stages_take_ranks_from_the_outer_axes(mesh: str, most: int, found: list
 
 def test_pipelines_that_can_save_next_to_nothing_are_not_planned_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autopar.planning.pipelines.WORTH_STAGES", 1.0)
-    monkeypatch.setattr(planning, "plan_faster_pipeline", lambda *given: pytest.fail("a pipeline is planned"))
+    monkeypatch.setattr(planning, "draft_pipeline", lambda *given: pytest.fail("a pipeline is planned"))
     with pytest.warns(StageWarning, match=r"pipelines of 2 stages are not planned: they would save [0-9.]+% at most"):
         assert isinstance(plan_with_or_without_stages(model(), options(2e7), 1 << 40), Plan)
 
@@ -125,24 +125,88 @@ def test_no_pipeline_is_faster_than_its_operators_alone() -> None:
         ({2: 5.0, 4: 4.0, 8: 3.0, 16: 2.0, 32: 2.5}, [8, 16, 32]),
         ({2: 5.0, 4: 2.0, 8: 3.0, 16: 4.0, 32: 5.0}, [8, 16, 4, 2]),
         ({8: 3.0, 16: 3.0}, [8, 16, 4]),
+        ({16: 3.0, 32: 2.0}, [8, 16, 32]),
         ({2: 1.0}, [8, 16, 32]),
     ],
-    ids=["more gain", "fewer gain", "fewer do not fit", "none of four a stage and more fits"],
+    ids=["more gain", "fewer gain", "fewer do not fit", "four a stage do not fit", "none of four a stage and more fits"],
 )
 def test_four_microbatches_a_stage_come_first(monkeypatch: pytest.MonkeyPatch, steps: dict[int, float], wanted: list[int]) -> None:
     asked = list[int]()
 
-    def find(graph: Graph, request: object, least: float) -> object:
+    def draft(graph: Graph, request: object, least: float) -> object:
         asked.append(graph.microbatches)
-        if graph.microbatches not in steps:
-            raise InfeasibleError("it does not fit", "allow more")
-        return SimpleNamespace(bound_seconds=1.0, times=SimpleNamespace(step=steps[graph.microbatches]))
+        return SimpleNamespace(bound_seconds=1.0, step=steps.get(graph.microbatches, math.inf))
 
-    monkeypatch.setattr(planning, "plan_faster_pipeline", find)
-    mesh, target = Mesh.parse("pp=2,dp=1"), zoo.build("mlp", **MLP | {"batch": 32})
-    session = open_session(target, replace(options(2e7), microbatches="auto", devices=None, mesh=mesh))
-    tried = pipelines._Tried(mesh, session, 1 << 40, None, math.inf)
-    tried.plan_from(pipelines._numbers(session, 2), 2)
+    monkeypatch.setattr(planning, "draft_pipeline", draft)
+    made = drafts(Mesh.parse("pp=2,dp=1"))
+    made.draft_meshes([Mesh.parse("pp=2,dp=1")])
     assert asked == wanted
-    assert (tried.best is None) == (not set(asked) & steps.keys())
-    assert tried.best is None or tried.best[0].microbatches == min(set(asked) & steps.keys(), key=steps.__getitem__)
+    fitting = set(asked) & steps.keys()
+    assert made.step_on(Mesh.parse("pp=2,dp=1")) == min((steps[number] for number in fitting), default=math.inf)
+    assert set(made.bounds.get(Mesh.parse("pp=2,dp=1"), ())) == fitting
+
+
+def drafts(mesh: Mesh, least: float = math.inf) -> pipelines._Drafts:
+    """Of a model whose batch has 32 rows."""
+    target = zoo.build("mlp", **MLP | {"batch": 32})
+    session = open_session(target, replace(options(2e7), microbatches="auto", devices=None, mesh=mesh))
+    return pipelines._Drafts(session, 1 << 40, None, least)
+
+
+@pytest.mark.parametrize(
+    ("steps", "least", "wanted", "finished"),
+    [
+        ({2: 3.0, 4: 2.0, 8: 2.5}, math.inf, [(2, 8), (4, 16), (8, 32), (4, 32), (4, 8)], 4),
+        ({2: 2.0, 4: 2.1, 8: 1.0}, math.inf, [(2, 8), (4, 16), (2, 16), (2, 4)], 2),
+        ({2: 2.0, 4: 2.1}, 1.5, [(2, 8), (4, 16), (2, 16), (2, 4)], None),
+        ({2: math.inf, 4: math.inf}, math.inf, [(2, 8), (2, 16), (2, 32), (4, 16), (4, 32)], 2),
+    ],
+    ids=["more stages gain", "more stages lose", "all are far behind the plan without stages", "no draft fits"],
+)
+def test_the_best_draft_alone_is_finished(
+    monkeypatch: pytest.MonkeyPatch, steps: dict[int, float], least: float, wanted: list[tuple[int, int]], finished: int | None
+) -> None:
+    asked, done = list[tuple[int, int]](), list[int]()
+
+    def draft(graph: Graph, request: planning.PipelineRequest, least: float) -> object:
+        asked.append((request.positions, graph.microbatches))
+        step = steps[request.positions] * (1 + 0.1 * abs(math.log2(graph.microbatches / request.positions / 4)))
+        return SimpleNamespace(bound_seconds=1.0, step=step, finish=lambda: done.append(request.positions))
+
+    monkeypatch.setattr(planning, "draft_pipeline", draft)
+    monkeypatch.setattr(pipelines._Drafts, "_record", lambda self, draft, found, seconds: draft)
+    meshes = [Mesh.parse(f"pp={count},dp={8 // count}") for count in steps]
+    made = drafts(meshes[0], least).plan(meshes)
+    assert asked == wanted and done == ([] if finished is None else [finished])
+    assert (made is None) is (finished is None)
+
+
+def test_a_draft_that_does_not_fit_is_finished_after_those_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = list[int]()
+
+    def draft(graph: Graph, request: object, least: float) -> object:
+        number = graph.microbatches
+
+        def finish() -> None:
+            done.append(number)
+            if number > 8:
+                raise InfeasibleError("it does not fit", "allow more")
+
+        return SimpleNamespace(bound_seconds=1.0, step=math.inf, finish=finish)
+
+    monkeypatch.setattr(planning, "draft_pipeline", draft)
+    monkeypatch.setattr(pipelines._Drafts, "_record", lambda self, draft, found, seconds: draft)
+    made = drafts(Mesh.parse("pp=2,dp=1")).plan([Mesh.parse("pp=2,dp=1")])
+    assert made is not None and done == [32, 16, 8], "of more microbatches each holds less"
+
+
+def test_drafts_end_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draft(graph: Graph, request: object, least: float) -> object:
+        made.ends = 0.0
+        return SimpleNamespace(bound_seconds=1.0, step=2.0, finish=lambda: None)
+
+    monkeypatch.setattr(planning, "draft_pipeline", draft)
+    made = drafts(Mesh.parse("pp=2,dp=2"))
+    with pytest.warns(StageWarning, match="pipelines of 4 stages are not planned: the time for drafts was used up"):
+        made.draft_meshes([Mesh.parse("pp=2,dp=2"), Mesh.parse("pp=4,dp=1")])
+    assert len(made.made) == 1

@@ -65,6 +65,7 @@ def find_plan(
     effort_share: float = 1.0,
     shared: Shared | None = None,
     relaxed: SearchResult | None = None,
+    only_relaxed: bool = False,
     candidates: int = 1,
     skip: Set[str] = frozenset(),
     thresholds: Thresholds = USUAL_THRESHOLDS,
@@ -82,8 +83,9 @@ def find_plan(
         effort_share: part of the effort's work for this search, where several searches make one plan.
         shared: spaces, models and plans of earlier searches under other limits; this search adds its own.
         relaxed: the result of the same search without some of the pins.
+        only_relaxed: whether only its strategies are searched, without a bound: a draft, in a third of the CPU seconds.
         candidates: number of distinct plans in the result, plans by hand among them.
-        skip: names of phases that are left out, for ablation.
+        skip: names of phases that are left out.
         thresholds: sizes at which the search changes its method; others than the usual ones are for tests.
 
     Raises:
@@ -105,7 +107,11 @@ def find_plan(
     shared = shared or Shared()
     known = list(shared.known)
     try:
-        found = _search_mesh(graph, machine, pins, asked, clock, shared, known, relaxed)
+        if only_relaxed:
+            assert relaxed is not None and relaxed.scheduled_plan is not None
+            found = _search_relaxed(graph, machine, pins, asked, clock, shared, known, relaxed.scheduled_plan.assignment)
+        else:
+            found = _search_mesh(graph, machine, pins, asked, clock, shared, known, relaxed)
         used_up = meter.spent >= USED_UP_SHARE * budget.ends
         return shared.remember(replace(found, trace=tuple(telemetry.records), effort=effort, cut=meter.cut, used_up=used_up))
     except InfeasibleError:
@@ -161,6 +167,24 @@ def _search_mesh(
         if found is None:
             raise
         return replace(found, interrupted=isinstance(reason, KeyboardInterrupt))
+
+
+def _search_relaxed(
+    graph: Graph, machine: Machine, pins: Pins, asked: SearchRequest, clock: StageClock, shared: Shared, known: list[ScheduledPlan],
+    relaxed: Assignment,
+) -> SearchResult:  # fmt: skip
+    """The best plan with the strategies of one that need not keep the pins.
+
+    Raises:
+        InfeasibleError: none fits. TimeLimitError: none was found in time.
+    """
+    whole = shared.space("whole", lambda: Space(graph, machine, asked.optimizer, pins, resharding=shared.resharding))
+    found = _pin_plans(whole, [relaxed], pins, asked, clock, known)
+    if found is None and asked.budget.over:
+        raise TimeLimitError(*asked.budget.meter.used_up())
+    if found is None:
+        raise InfeasibleError(f"no plan with the given strategies fits in {asked.limit} bytes a rank", "search among all strategies")
+    return found
 
 
 def _pin_plans(

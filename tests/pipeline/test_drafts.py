@@ -1,0 +1,78 @@
+"""Drafts of pipelines: stages planned among the whole graph's strategies, before the best is planned among all."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import pytest
+
+from autopar.errors import InfeasibleError, TimeLimitError
+from autopar.pipeline import planning
+from autopar.pipeline.planning import DraftedPipeline, PipelineRequest, draft_pipeline
+from autopar.pipeline.stage_searches import StageSearches
+from autopar.search import SearchResult
+from tests.pipeline.models import capture, machine
+from tests.work import part_of_work
+
+
+def request(limit: int = 1 << 40) -> PipelineRequest:
+    return PipelineRequest(machine("pp=2,dp=2", stress=True), limit, effort="low")
+
+
+@cache
+@part_of_work(1.0)
+def draft(name: str = "llama") -> DraftedPipeline:
+    """In all the memory there is."""
+    found = draft_pipeline(capture(name, 4)[2], request(), math.inf)
+    assert found is not None and found.best is not None
+    return found
+
+
+def test_a_draft_has_the_strategies_of_the_whole_graph() -> None:
+    drafted = draft()
+    assert drafted.best is not None
+    whole = {name: operation.strategy for name, operation in drafted.whole.schedule.operations.items() if "contract" in name}
+    mine = {name: operation.strategy for schedule in drafted.best.schedules for name, operation in schedule.operations.items()}
+    assert len(whole) > 20 and {name: mine[name] for name in whole} == whole
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt tied"])
+def test_finishing_makes_no_pipeline_slower_and_keeps_its_bound(name: str) -> None:
+    drafted = draft(name)
+    found = drafted.finish()
+    assert 0 < found.bound_seconds <= found.times.step <= drafted.step < math.inf
+    assert drafted.bound_seconds <= drafted.step
+
+
+def test_a_pipeline_that_the_bound_rules_out_is_not_drafted() -> None:
+    graph = capture("llama", 4)[2]
+    assert draft_pipeline(graph, request(), 0.5 * draft().bound_seconds) is None
+
+
+def test_the_draft_stands_where_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*given: object) -> None:
+        raise TimeLimitError("no plan was found in 5 s", "allow more time")
+
+    drafted = draft()
+    monkeypatch.setattr(planning._Planner, "_plan_cut", late)
+    assert drafted.finish().times.step <= drafted.step
+    early = draft_pipeline(capture("llama", 4)[2], request(), math.inf)
+    assert early is not None and early.best is None and early.step == math.inf
+    with pytest.raises(TimeLimitError):
+        early.finish()
+
+
+def test_what_no_draft_fits_in_is_planned_among_all_strategies(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = StageSearches.plan
+
+    def only_in_full(self: StageSearches, *given: Any) -> SearchResult:
+        if self.drafts:
+            raise InfeasibleError("it does not fit", "allow more")
+        return plan(self, *given)
+
+    monkeypatch.setattr(StageSearches, "plan", only_in_full)
+    drafted = draft_pipeline(capture("llama", 4)[2], request(), math.inf)
+    assert drafted is not None and drafted.best is None
+    assert drafted.finish().times.step < 1.05 * draft().step
