@@ -98,7 +98,7 @@ def plan_with_or_without_stages(target: Target, options: PlanOptions, memory_lim
         found = _Drafts(session, memory_limit, None, least).plan(_rank_hopeful(session, meshes, least))
     except InfeasibleError:
         found = None
-    except UsageError as error:
+    except (TimeLimitError, UsageError) as error:
         if best is None:
             raise
         warnings.warn(f"no pipelines are tried: {error.message}", StageWarning, stacklevel=3)
@@ -223,7 +223,8 @@ class _Drafts:
         self.ends = began + DRAFTS_SHARE * (self.session.deadline - began)
         self.draft_meshes(meshes)
         for draft in sorted(self.made, key=lambda one: (one.step, -one.graph.microbatches)):
-            if (1 - DRAFT_GAIN) * draft.step >= self.least and draft.step < math.inf:
+            is_late = draft.step == math.inf and perf_counter() > self.session.deadline
+            if self.least < math.inf and (is_late or self.least <= (1 - DRAFT_GAIN) * draft.step < math.inf):
                 return None
             try:
                 with user_errors():

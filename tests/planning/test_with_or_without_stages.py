@@ -200,6 +200,15 @@ def test_a_draft_that_does_not_fit_is_finished_after_those_that_do(monkeypatch: 
     assert made is not None and done == [32, 16, 8], "of more microbatches each holds less"
 
 
+def test_the_plan_without_stages_stands_where_no_draft_fits_and_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish() -> None:
+        raise TimeLimitError("no plan was found in 5 s", "allow more time")
+
+    monkeypatch.setattr(planning, "draft_pipeline", lambda *given: SimpleNamespace(bound_seconds=0.0, step=math.inf, finish=finish))
+    with pytest.warns(StageWarning, match="no pipelines are tried: no plan was found in 5 s"):
+        assert isinstance(plan_with_or_without_stages(model(), options(2e7), 1 << 40), Plan)
+
+
 def test_drafts_end_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def draft(graph: Graph, request: object, least: float) -> object:
         made.ends = 0.0
