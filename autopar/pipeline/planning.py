@@ -44,7 +44,7 @@ MANY = 1 << 16
 """Microbatches of the problem whose bound is that of one: what a step does once then counts for 1/65536 of a microbatch."""
 ROUNDS = 2
 """Times that the chain is cut: the second knows what the stages of the first took."""
-NO_RUN_OF_ITS_OWN = frozenset({"limit search", "final local search"})
+UNNEEDED_PHASES = frozenset({"limit search", "final local search"})
 """Phases that a plan of the whole graph does without, since it is not run: drafts are the same, in a fifth of the CPU seconds less."""
 SHORTEST_SECONDS = 1e-12
 """Seconds that a stage is taken to be expected to take, at least: some have nothing but views."""
@@ -211,6 +211,12 @@ class DraftedPipeline:
         """Seconds of the draft; infinite without one."""
         return math.inf if self.best is None else self.best.times.step
 
+    def bound(self, *, split: bool) -> float:
+        """Seconds that no pipeline takes less than, with gradients of weights apart (``split``) or not; 0 without a draft."""
+        if self.best is None or self.best.split == split:
+            return self.bound_seconds
+        return self.planner.bound(self.whole, self.step, split=split)
+
     def finish(self) -> PipelineResult:
         """The fastest pipeline found with any strategies, or by hand.
 
@@ -231,7 +237,7 @@ class _Planner:
     def draft(self, least: float) -> DraftedPipeline | None:
         """The fastest pipeline with the whole graph's strategies; None where none at all takes less than ``least`` seconds."""
         many = self.graph.accumulated(replace(self.graph.accumulation, microbatches=MANY, cut=()))
-        whole = replace(self.searches, recompute=False, skip=NO_RUN_OF_ITS_OWN).plan(many, self.asked.pins, 1, UNLIMITED)
+        whole = replace(self.searches, recompute=False, skip=UNNEEDED_PHASES).plan(many, self.asked.pins, 1, UNLIMITED)
         self.searches = replace(self.searches, whole=whole, deadline=self.asked.deadline)
         tables = measure_layers(whole.schedule, self.asked.optimizer)
         if not self.asked.recompute:
@@ -240,10 +246,10 @@ class _Planner:
             some = ", ".join(tables.units[:5])
             message = f"{self.asked.count} stages are asked for, and the model can be cut into {len(tables.units)} units: {some}"
             raise UsageError(message, f"take fewer stages ({STAGE_AXIS}{', or fewer a rank in --order' * (self.asked.chunks > 1)})")
-        if least < math.inf and self._bound(whole, least, split=self.asked.order in ("auto", "zero-bubble")) >= least:
+        if least < math.inf and self.bound(whole, least, split=self.asked.order in ("auto", "zero-bubble")) >= least:
             return None
         best, tables = self._cut_and_plan(replace(self.searches, drafts=True), tables, whole.schedule)
-        bound = 0.0 if best is None else self._bound(whole, best.times.step, split=best.split)
+        bound = 0.0 if best is None else self.bound(whole, best.times.step, split=best.split)
         return DraftedPipeline(self, best, whole, tables, bound)
 
     def finish(self, drafted: DraftedPipeline) -> PipelineResult:
@@ -266,7 +272,7 @@ class _Planner:
                 best = self._adopt(one)
         if best is None:
             raise InfeasibleError(f"no pipeline found fits in {self.asked.memory_limit} bytes a rank", "allow more memory, or more stages")
-        bound = self._bound(drafted.whole, best.times.step, split=best.split)
+        bound = self.bound(drafted.whole, best.times.step, split=best.split)
         return replace(best, bound_seconds=bound, baselines=written)
 
     @property
@@ -324,7 +330,7 @@ class _Planner:
         )
         return PipelineResult(made.stages, made.cut, found, made.costs, made.order, made.times, made.transfer_seconds, 0.0)
 
-    def _bound(self, whole: SearchResult, step: float, *, split: bool) -> float:
+    def bound(self, whole: SearchResult, step: float, *, split: bool) -> float:
         """Seconds that no pipeline of at most ``step`` seconds takes less than: see ``solvers.pipeline.bounds``.
 
         Plans of the stages, one after another, are a plan of the whole graph on one stage mesh. Its bound holds for MANY times their

@@ -34,9 +34,9 @@ WITHOUT_STAGES_SHARE = 2 / 3
 WORTH_STAGES = 0.03
 """Share of the step that pipelines must be able to save to be planned. Predicted steps are off by a few percent."""
 DRAFT_GAIN = 0.1
-"""Share of a draft's step that planning its stages among all strategies may save."""
+"""Share of a draft's step that planning its stages among all strategies may save. It saves 0 to 1.7 % in six cases of Llama-3-8B."""
 DRAFTS_SHARE = 0.6
-"""Share of the time for drafts; the rest is for finishing the best of them."""
+"""Share of the time for drafts. The rest is for finishing the best, which takes as long as one: 8 s each of Llama-3-8B on 4 stages."""
 
 
 def is_pipeline(mesh: Mesh | None) -> bool:
@@ -330,10 +330,17 @@ class _Drafts:
         )  # fmt: skip
 
     def _record(self, draft: _Draft, found: PipelineResult, seconds: float) -> PipelinePlan:
-        """The pipeline with its bound over all numbers of microbatches that were tried on its mesh."""
+        """The pipeline with its bound over all numbers of microbatches that were tried on its mesh.
+
+        Drafts may have gradients of weights apart where the pipeline has not, and the other way round. The bound is for its own way.
+        """
         from autopar.recording.pipelines import record_pipeline  # for start-up time: imports the solvers
 
-        session, bounds = self.session, {**self.bounds.get(draft.mesh, {}), draft.graph.microbatches: found.bound_seconds}
+        session, bounds = self.session, dict(self.bounds.get(draft.mesh, {}))
+        for one in self.made:
+            if one.mesh == draft.mesh and one.step < math.inf:
+                bounds[one.graph.microbatches] = one.drafted.bound(split=found.split)
+        bounds[draft.graph.microbatches] = found.bound_seconds
         found = replace(found, bound_seconds=min(bounds.values()))
         made = record_pipeline(
             draft.graph, draft.request, found, target=session.name, pins=session.pins, solve_seconds=seconds,

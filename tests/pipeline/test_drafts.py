@@ -43,7 +43,7 @@ def test_finishing_makes_no_pipeline_slower_and_keeps_its_bound(name: str) -> No
     drafted = draft(name)
     found = drafted.finish()
     assert 0 < found.bound_seconds <= found.times.step <= drafted.step < math.inf
-    assert drafted.bound_seconds <= drafted.step
+    assert drafted.bound(split=True) <= drafted.bound(split=False) <= drafted.step
 
 
 def test_a_pipeline_that_the_bound_rules_out_is_not_drafted() -> None:

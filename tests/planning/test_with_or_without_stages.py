@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -179,6 +179,34 @@ def test_the_best_draft_alone_is_finished(
     made = drafts(meshes[0], least).plan(meshes)
     assert asked == wanted and done == ([] if finished is None else [finished])
     assert (made is None) is (finished is None)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished pipeline, as far as its bound goes."""
+
+    bound_seconds: float
+    split: bool
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_the_bound_over_all_numbers_is_for_the_way_of_the_pipeline(monkeypatch: pytest.MonkeyPatch, split: bool) -> None:
+    def draft(graph: Graph, request: object, least: float) -> object:
+        step = {8: 2.0, 16: 2.1, 4: 2.2}[graph.microbatches]
+        return SimpleNamespace(
+            bound_seconds=1.7, step=step, bound=lambda split: 1.0 if split else 1.5, finish=lambda: Finished(1.6, split)
+        )  # fmt: skip
+
+    recorded = list[tuple[float, object]]()
+
+    def record(graph: Graph, asked: object, found: Finished, **keys: object) -> object:
+        recorded.append((found.bound_seconds, keys["tried"]))
+        return SimpleNamespace(remember_loss=lambda loss: None)
+
+    monkeypatch.setattr(planning, "draft_pipeline", draft)
+    monkeypatch.setattr("autopar.recording.pipelines.record_pipeline", record)
+    drafts(Mesh.parse("pp=2,dp=1")).plan([Mesh.parse("pp=2,dp=1")])
+    assert recorded == [(1.0 if split else 1.5, (4, 8, 16))]
 
 
 def test_a_draft_that_does_not_fit_is_finished_after_those_that_do(monkeypatch: pytest.MonkeyPatch) -> None:

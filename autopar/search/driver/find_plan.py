@@ -83,7 +83,7 @@ def find_plan(
         effort_share: part of the effort's work for this search, where several searches make one plan.
         shared: spaces, models and plans of earlier searches under other limits; this search adds its own.
         relaxed: the result of the same search without some of the pins.
-        only_relaxed: whether only its strategies are searched, without a bound: a draft, in a third of the CPU seconds.
+        only_relaxed: whether only its strategies are searched, without a bound: a draft, in 40 % of the CPU seconds.
         candidates: number of distinct plans in the result, plans by hand among them.
         skip: names of phases that are left out.
         thresholds: sizes at which the search changes its method; others than the usual ones are for tests.
