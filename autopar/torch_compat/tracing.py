@@ -35,13 +35,16 @@ def bare_graphs() -> Iterator[None]:
     from torch.fx import config
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
-    before = getattr(config, "do_not_emit_stack_traces", False)  # which torch 2.11 does not have
-    config.do_not_emit_stack_traces = True
+    has_setting = hasattr(config, "do_not_emit_stack_traces")  # torch 2.11 has not
+    before = has_setting and config.do_not_emit_stack_traces
+    if has_setting:
+        config.do_not_emit_stack_traces = True
     try:
         with _use_lazy_graph_module(True):
             yield
     finally:
-        config.do_not_emit_stack_traces = before
+        if has_setting:
+            config.do_not_emit_stack_traces = before
 
 
 def origin_of(node: torch.fx.Node) -> str:
