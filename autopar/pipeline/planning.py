@@ -12,28 +12,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
 
 from autopar.cost_models import Machine
-from autopar.effort import DEFAULT_EFFORT, Effort
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph
 from autopar.pipeline.baselines import PipelineBaseline, PipelineBaselines
-from autopar.pipeline.clock import PipelineTimes, StageCosts, measure_stage, time_pipeline
+from autopar.pipeline.clock import StageCosts, measure_stage, time_pipeline
 from autopar.pipeline.crossing import crossing_pins, crossing_specs, stage_pins, tied_pins, transfer_seconds
 from autopar.pipeline.cutting import STAGE_AXIS, Stages, cut_graph, stage_mesh
 from autopar.pipeline.layer_tables import LayerTables, least_modes, measure_layers
 from autopar.pipeline.order_search import choose_order
 from autopar.pipeline.orders import in_flight_of
+from autopar.pipeline.request import PipelineRequest
+from autopar.pipeline.result import PipelineResult
 from autopar.pipeline.stage_searches import UNLIMITED, StageSearches
-from autopar.pipeline.timetable import Action, stages_split
 from autopar.pipeline_plan import OrderName
 from autopar.schedule import Schedule, memory
 from autopar.schedule.splitting import defer_once, split_backward
-from autopar.search import Progress, SearchResult
+from autopar.search import SearchResult
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.sharding import ShardingSpec
@@ -55,98 +55,6 @@ APART_GAIN = 0.05
 are off by a few percent. Llama-3-8B on 4 stages gains 0.1 %, 70B on 8 stages 3 %, a small GPT-2 on 4 stages 17 %."""
 AS_EXPECTED = 0.02
 """Share by which every stage's seconds may be off what the chain's units said, for the chain not to be cut again."""
-
-
-@dataclass(frozen=True)
-class PipelineRequest:
-    """What is asked of a pipeline.
-
-    Args:
-        machine: all ranks; the outermost axis is ``pp``.
-        memory_limit: bytes per rank.
-        cut: the first module of each stage but the first; None to choose.
-        pins: as for ``find_plan``, on the whole graph; axes are those of a stage.
-        recompute: whether operators may run a second time in backward.
-        order: of each stage's actions.
-        chunks: stages of each rank; more than one where they are interleaved.
-        effort, seed, progress: of each search, see ``find_plan``.
-        deadline: when the searches end, of ``perf_counter``; None for no end.
-    """
-
-    machine: Machine
-    memory_limit: int
-    optimizer: str = "adamw"
-    cut: tuple[str, ...] | None = None
-    pins: Mapping[str, str] = field(default_factory=dict)
-    recompute: bool = True
-    order: OrderName = "auto"
-    chunks: int = 1
-    effort: Effort = DEFAULT_EFFORT
-    seed: int = 0
-    deadline: float | None = None
-    progress: Progress | None = None
-
-    @property
-    def positions(self) -> int:
-        """Ranks along the axis of stages."""
-        return self.machine.mesh.sizes[0]
-
-    @property
-    def count(self) -> int:
-        """Number of stages."""
-        return self.positions * self.chunks
-
-    @property
-    def stage_machine(self) -> Machine:
-        """The ranks of one stage."""
-        return replace(self.machine, mesh=stage_mesh(self.machine.mesh), _groups={}, _links={})
-
-
-@dataclass(frozen=True)
-class PipelineResult:
-    """A planned pipeline.
-
-    Args:
-        stages: the cut graph.
-        found: the search of each stage.
-        costs: its figures.
-        order: the timetable.
-        times: the step over time.
-        transfer_seconds: of the largest value that crosses.
-        bound_seconds: no cut at the units, no plans of the stages on this mesh and no order of their actions takes less: of actions
-            forward and backward, or with gradients of weights apart where these are.
-        baselines: pipelines by hand, by name.
-    """
-
-    stages: Stages
-    cut: tuple[str, ...]
-    found: tuple[SearchResult, ...]
-    costs: tuple[StageCosts, ...]
-    order: tuple[Action, ...]
-    times: PipelineTimes
-    transfer_seconds: float
-    bound_seconds: float
-    baselines: Mapping[str, PipelineBaseline] = field(default_factory=dict)
-
-    @property
-    def schedules(self) -> tuple[Schedule, ...]:
-        """What the ranks of each stage run."""
-        return tuple(one.schedule for one in self.found)
-
-    @property
-    def split(self) -> bool:
-        """Whether gradients of weights are made in actions of their own."""
-        return bool(stages_split(self.order))
-
-    @property
-    def gap(self) -> float:
-        """(step - bound) / step."""
-        return (self.times.step - self.bound_seconds) / self.times.step if self.times.step else 0.0
-
-    @property
-    def peaks(self) -> tuple[int, ...]:
-        """Bytes at the peak of a rank of each stage."""
-        return self.times.peaks
 
 
 def plan_pipeline(graph: Graph, asked: PipelineRequest) -> PipelineResult:
@@ -236,6 +144,7 @@ class _Planner:
 
     def draft(self, least: float) -> DraftedPipeline | None:
         """The fastest pipeline with the whole graph's strategies; None where none at all takes less than ``least`` seconds."""
+        self.searches = replace(self.searches, has_plan=least < math.inf)
         many = self.graph.accumulated(replace(self.graph.accumulation, microbatches=MANY, cut=()))
         whole = replace(self.searches, recompute=False, skip=UNNEEDED_PHASES).plan(many, self.asked.pins, 1, UNLIMITED)
         self.searches = replace(self.searches, whole=whole, deadline=self.asked.deadline)
@@ -255,14 +164,14 @@ class _Planner:
     def finish(self, drafted: DraftedPipeline) -> PipelineResult:
         """The fastest pipeline with any strategies, or by hand."""
         best = drafted.best
-        if best is None or not self._is_late:
-            try:
-                found, _ = self._cut_and_plan(self.searches, drafted.tables, drafted.whole.schedule)
-            except TimeLimitError:
-                if best is None:
-                    raise
-                found = None
-            best = min((one for one in (found, best) if one is not None), key=lambda one: one.times.step, default=None)
+        searches = replace(self.searches, has_plan=self.searches.has_plan or best is not None)
+        try:
+            found, _ = self._cut_and_plan(searches, drafted.tables, drafted.whole.schedule)
+        except TimeLimitError:
+            if best is None:
+                raise
+            found = None
+        best = min((one for one in (found, best) if one is not None), key=lambda one: one.times.step, default=None)
         by_hand = self._baselines()
         written = by_hand.find()
         for one in written.values():
@@ -274,10 +183,6 @@ class _Planner:
             raise InfeasibleError(f"no pipeline found fits in {self.asked.memory_limit} bytes a rank", "allow more memory, or more stages")
         bound = self.bound(drafted.whole, best.times.step, split=best.split)
         return replace(best, bound_seconds=bound, baselines=written)
-
-    @property
-    def _is_late(self) -> bool:
-        return self.asked.deadline is not None and perf_counter() > self.asked.deadline
 
     def _cut_and_plan(
         self, searches: StageSearches, tables: LayerTables, whole: Schedule

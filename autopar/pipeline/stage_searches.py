@@ -8,7 +8,7 @@ from time import perf_counter
 
 from autopar.cost_models import Machine
 from autopar.effort import Effort, unlimited
-from autopar.errors import InfeasibleError
+from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.graph import Graph
 from autopar.pipeline.equal_stages import schedule_for, structure_of
 from autopar.schedule import Assignment, memory
@@ -30,7 +30,7 @@ Llama-3-70B on 8 stages in 40 GiB takes 2.4805 s with it, and 2.4799 s with 0, f
 STAGE_EFFORT = 0.2
 """Share of a search's work for one plan of a stage. A stage of 70B in 40 GiB takes 2.16 s with it, 2.12 with 0.25, 2.14 with all."""
 LONGEST_SECONDS, LEAST_SECONDS = 3600.0, 5.0
-"""Seconds that a search has where there is no deadline, and where it has passed: a pipeline needs a plan of each stage."""
+"""Seconds that a search has where there is no deadline; and where it has passed and no plan is known yet."""
 
 
 _Found = dict[tuple[int, int], SearchResult | None]
@@ -61,6 +61,7 @@ class StageSearches:
     Args:
         recompute, optimizer, effort, seed, progress: see ``find_plan``.
         deadline: when the searches end, of ``perf_counter``; None for no end.
+        has_plan: whether another plan is known, so that nothing is searched after the deadline.
         whole: the plan of the graph that was cut. Searches begin with its strategies. On 70B a stage of nine layers takes 5 % less so.
         drafts: whether only its strategies are searched.
         skip: names of phases that are left out, see ``find_plan``.
@@ -73,6 +74,7 @@ class StageSearches:
     seed: int
     deadline: float | None
     progress: Progress | None
+    has_plan: bool = False
     whole: SearchResult | None = None
     drafts: bool = False
     skip: Set[str] = frozenset()
@@ -89,6 +91,7 @@ class StageSearches:
 
         Raises:
             InfeasibleError: one microbatch does not fit; of drafts, with the whole plan's strategies.
+            TimeLimitError: the deadline passed.
         """
         key = structure_of(graph, pins)
         if key not in self._structures:
@@ -153,7 +156,7 @@ class StageSearches:
         One that was found within more memory serves where it fits: within less none is faster.
 
         Raises:
-            InfeasibleError: one microbatch does not fit.
+            InfeasibleError: one microbatch does not fit. TimeLimitError: the deadline passed.
         """
         plans = self._found(known)
         wider = [one for (count, more), one in plans.items() if one is not None and count == in_flight and more > limit]
@@ -161,7 +164,7 @@ class StageSearches:
         if fitting:
             return min(fitting, key=lambda one: one.seconds)
         if (in_flight, limit) not in plans:
-            left = LONGEST_SECONDS if self.deadline is None else max(self.deadline - perf_counter(), LEAST_SECONDS)
+            left = self._time_left()
             if in_flight not in known.shared:
                 known.shared[in_flight] = known.shared[1].with_in_flight(in_flight)
             graph = known.graph.accumulated(replace(known.graph.accumulation, in_flight=in_flight))
@@ -182,6 +185,13 @@ class StageSearches:
                 schedule = replace(found.schedule, graph=known.graph)
                 plans[in_flight, limit] = replace(found, schedule=schedule, memory=memory(schedule, found.optimizer))
         return plans[in_flight, limit]
+
+    def _time_left(self) -> float:
+        """Wall-clock seconds of a search. Raises TimeLimitError: the deadline passed, and another plan is known."""
+        left = LONGEST_SECONDS if self.deadline is None else self.deadline - perf_counter()
+        if self.has_plan and left <= 0:
+            raise TimeLimitError("the time for stages was used up", "allow more time (--time-limit)")
+        return left if self.has_plan else max(left, LEAST_SECONDS)
 
     def _begun(self, graph: Graph) -> SearchResult | None:
         """The strategies of the whole graph's plan, as the result of a search without a bound. None where they do not cover the graph."""

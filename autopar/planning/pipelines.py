@@ -22,7 +22,9 @@ from autopar.planning.session import PlanSession, open_session
 from autopar.target import Target
 
 if TYPE_CHECKING:
-    from autopar.pipeline.planning import DraftedPipeline, PipelineRequest, PipelineResult
+    from autopar.pipeline.planning import DraftedPipeline
+    from autopar.pipeline.request import PipelineRequest
+    from autopar.pipeline.result import PipelineResult
     from autopar.pipeline_plan import PipelinePlan
     from autopar.plan import Plan
 
@@ -319,7 +321,7 @@ class _Drafts:
         return drafted.step
 
     def _request(self, mesh: Mesh, graph: Graph) -> PipelineRequest:
-        from autopar.pipeline.planning import PipelineRequest  # for start-up time: imports the solvers
+        from autopar.pipeline.request import PipelineRequest  # for start-up time: imports the solvers
 
         options, order = self.session.options, parse_order(self.session.options.order)
         return PipelineRequest(

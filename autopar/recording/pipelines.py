@@ -9,7 +9,8 @@ from autopar.errors import MismatchError, ScheduleError
 from autopar.graph import DTYPE_BYTES, Accumulation, Graph, GraphInput, GraphOutput, Op, Tensor
 from autopar.pipeline import Action, Stages, cut_graph
 from autopar.pipeline.clock import recorded_order, recorded_stages
-from autopar.pipeline.planning import PipelineRequest, PipelineResult
+from autopar.pipeline.request import PipelineRequest
+from autopar.pipeline.result import PipelineResult
 from autopar.pipeline.timetable import problems_of, stages_split, write_order, write_turns
 from autopar.pipeline_plan import BoundaryPlan, CallInput, PipelinePlan, StagePlan
 from autopar.recording.replaying import graph_of, plain, replay

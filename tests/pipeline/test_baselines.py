@@ -12,7 +12,8 @@ from autopar.check.pipelines import check_pipeline
 from autopar.graph import Graph
 from autopar.pipeline import planning
 from autopar.pipeline.baselines import PipelineBaseline, PipelineBaselines, count_evenly
-from autopar.pipeline.planning import PipelineRequest, plan_pipeline
+from autopar.pipeline.planning import plan_pipeline
+from autopar.pipeline.request import PipelineRequest
 from autopar.pipeline.timetable import problems_of
 from autopar.pipeline_plan import PipelinePlan
 from autopar.recording.pipelines import record_pipeline

@@ -14,7 +14,8 @@ from autopar.graph import Graph
 from autopar.pipeline import cut_graph
 from autopar.pipeline.cutting import find_units, place_finely
 from autopar.pipeline.layer_tables import least_modes, measure_layers
-from autopar.pipeline.planning import PipelineRequest, plan_pipeline
+from autopar.pipeline.planning import plan_pipeline
+from autopar.pipeline.request import PipelineRequest
 from autopar.pipeline_plan import OrderName
 from autopar.search import find_plan
 from autopar.search.choices.pins import Pins

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from copy import copy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 
 from autopar.errors import InfeasibleError, TimeLimitError
-from autopar.pipeline import planning
-from autopar.pipeline.planning import DraftedPipeline, PipelineRequest, draft_pipeline
+from autopar.pipeline import planning, stage_searches
+from autopar.pipeline.planning import DraftedPipeline, draft_pipeline
+from autopar.pipeline.request import PipelineRequest
 from autopar.pipeline.stage_searches import StageSearches
 from autopar.search import SearchResult
 from tests.pipeline.models import capture, machine
@@ -62,6 +65,16 @@ def test_the_draft_stands_where_time_ends(monkeypatch: pytest.MonkeyPatch) -> No
     assert early is not None and early.best is None and early.step == math.inf
     with pytest.raises(TimeLimitError):
         early.finish()
+
+
+def test_nothing_is_searched_after_the_deadline_where_a_plan_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafted = draft()
+    planner = copy(drafted.planner)
+    planner.searches = replace(planner.searches, deadline=0.0)
+    monkeypatch.setattr(stage_searches, "find_plan", lambda *_, **__: pytest.fail("a search began"))
+    assert planner.finish(drafted).times.step <= drafted.step
+    with pytest.raises(TimeLimitError, match="time for stages"):
+        draft_pipeline(capture("llama", 4)[2], replace(request(), deadline=0.0), 2 * drafted.step)
 
 
 def test_what_no_draft_fits_in_is_planned_among_all_strategies(monkeypatch: pytest.MonkeyPatch) -> None:

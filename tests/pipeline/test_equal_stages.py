@@ -15,7 +15,8 @@ from autopar.graph import Accumulation, Graph
 from autopar.pipeline import cut_graph, stage_searches
 from autopar.pipeline.clock import measure_stage
 from autopar.pipeline.equal_stages import schedule_for, structure_of
-from autopar.pipeline.planning import PipelineRequest, plan_pipeline
+from autopar.pipeline.planning import plan_pipeline
+from autopar.pipeline.request import PipelineRequest
 from autopar.pipeline.stage_searches import StageSearches
 from autopar.recording.pipelines import record_pipeline
 from autopar.schedule import memory

@@ -31,7 +31,9 @@ from autopar.pipeline.clock import (
 from autopar.pipeline.explanation import explain_pipeline, find_stage_needs
 from autopar.pipeline.order_search import choose_order
 from autopar.pipeline.orders import interleave
-from autopar.pipeline.planning import PipelineRequest, PipelineResult, plan_pipeline
+from autopar.pipeline.planning import plan_pipeline
+from autopar.pipeline.request import PipelineRequest
+from autopar.pipeline.result import PipelineResult
 from autopar.pipeline.timetable import merge_queues, problems_of, read_order, write_order, write_turns
 from autopar.pipeline_plan import PipelinePlan
 from autopar.recording.pipelines import record_pipeline, replay_pipeline

@@ -9,7 +9,9 @@ import pytest
 from autopar.check.pipelines import check_pipeline
 from autopar.pipeline import Boundary
 from autopar.pipeline.clock import recorded_costs, time_pipeline
-from autopar.pipeline.planning import PipelineRequest, PipelineResult, plan_pipeline
+from autopar.pipeline.planning import plan_pipeline
+from autopar.pipeline.request import PipelineRequest
+from autopar.pipeline.result import PipelineResult
 from autopar.pipeline.timetable import Action
 from autopar.pipeline_plan import PipelinePlan
 from autopar.recording.pipelines import record_pipeline

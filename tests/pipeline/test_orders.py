@@ -20,7 +20,9 @@ from autopar.pipeline.clock import StageCosts, time_pipeline
 from autopar.pipeline.explanation import find_stage_needs
 from autopar.pipeline.order_search import choose_order
 from autopar.pipeline.orders import ORDERS, parse_order, write_lines
-from autopar.pipeline.planning import PipelineRequest, PipelineResult, plan_pipeline
+from autopar.pipeline.planning import plan_pipeline
+from autopar.pipeline.request import PipelineRequest
+from autopar.pipeline.result import PipelineResult
 from autopar.pipeline.timetable import problems_of, read_order, write_order
 from autopar.pipeline_plan import OrderName, PipelinePlan, StagePlan
 from autopar.recording.pipelines import record_pipeline, replay_pipeline

@@ -9,7 +9,8 @@ from autopar.errors import UsageError
 from autopar.pipeline.crossing import stage_pins
 from autopar.pipeline.cutting import cut_graph
 from autopar.pipeline.equal_stages import structure_of
-from autopar.pipeline.planning import PipelineRequest, plan_pipeline
+from autopar.pipeline.planning import plan_pipeline
+from autopar.pipeline.request import PipelineRequest
 from autopar.recording.pipelines import record_pipeline
 from tests.pipeline.models import capture, machine
 

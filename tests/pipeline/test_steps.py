@@ -10,7 +10,8 @@ import torch
 from autopar.errors import MismatchError
 from autopar.pipeline import Action, Stages, cut_graph
 from autopar.pipeline.crossing import crossing_specs
-from autopar.pipeline.planning import PipelineRequest, plan_pipeline
+from autopar.pipeline.planning import plan_pipeline
+from autopar.pipeline.request import PipelineRequest
 from autopar.pipeline.timetable import LETTERS, Part, problems_of, read_order, write_order
 from autopar.runtime.pipelines import simulate_pipeline
 from autopar.search import find_plan
