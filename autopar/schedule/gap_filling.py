@@ -19,12 +19,20 @@ from autopar.schedule.windows import Window, anchors, arrived, as_late_as_possib
 
 
 def fill_gaps(schedule: Schedule) -> Schedule:
-    """The schedule with operators in an order that leaves fewer gaps, where ``limits.aside_bytes`` is not 0."""
+    """The schedule with operators in an order that leaves fewer gaps, where ``limits.aside_bytes`` is not 0.
+
+    A segment without collectives and slices has no gaps: it keeps its order, which holds least.
+    """
     if not schedule.limits.aside_bytes:
         return schedule
     fixed = schedule.once(anchors)
     found = schedule.once(windows)
-    ordered = [item for segment in schedule.segments for item in _Filling(schedule, fixed, found, segment).run()]
+    with_gaps = {segment for segment in schedule.segments if segment.among(schedule.once(moving))}
+    ordered = [
+        item
+        for segment in schedule.segments
+        for item in (_Filling(schedule, fixed, found, segment).run() if segment in with_gaps else segment.among(fixed))
+    ]
     waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
     soft = [(item, waits[item.of]) if item.kind == "start" else (item,) for item in schedule.once(moving)]
     return replace(schedule, instructions=as_late_as_possible(schedule.segments, ordered, soft))

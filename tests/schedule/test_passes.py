@@ -78,6 +78,14 @@ def test_fill_changes_the_order_of_operators_only_within_its_limit(case: Case) -
         assert before == after
 
 
+def test_operators_keep_their_order_where_nothing_is_waited_for() -> None:
+    target = zoo.build("resnet", batch=2, image=16, width=4, blocks="1-1", classes=4)
+    graph, on = capture_graph(target.model, target.args, target.kwargs, loss=target.loss, loss_args=target.loss_args), machine("1")
+    (assignment, *_) = find_baselines(Space(graph, on, "adamw", resolve_pins(graph, on.mesh, {}))).values()
+    made = make_schedule(graph, assignment, on)
+    assert made.limits.aside_bytes and [item.of for item in made.instructions if item.kind == "run"] == [op.name for op in graph.ops]
+
+
 @every_case
 def test_buckets_hold_what_may_share_a_call(case: Case) -> None:
     stages = dict(case.stages())
