@@ -13,6 +13,7 @@ whole_operands      operators are told that a rank holds a whole table, or all e
 index_check         numbers that are looked up must be of entries that are there
 mixed_norms         norms beside weights of more digits, for which a GPU has no kernel
 fusion              operators that run as one kernel, or write over what they read last
+gradient_pairs      both gradients of a convolution in one call
 buffer_writes       counters and running statistics are written where they lie
 inner               bodies of the operators with collectives inside
 execution           instructions as statements of a segment's code

@@ -6,7 +6,7 @@ ranks, so what is tested in lockstep is what runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -27,6 +27,7 @@ from autopar.runtime.code import Code, Segment
 from autopar.runtime.collectives import GONE, Call, Flights, Observed, Values, exchange_beside, exchange_inside, exchange_now
 from autopar.runtime.filling import fitted, sliced
 from autopar.runtime.fusion import makes_memory, pairs_of, write_in_place, write_pair
+from autopar.runtime.gradient_pairs import find_gradient_pairs, write_gradient_pair
 from autopar.runtime.index_check import write_check
 from autopar.runtime.inner import Answer, Request, body
 from autopar.runtime.kernels import assign, write_call, write_operator
@@ -213,7 +214,8 @@ def bind(
     repeated = [index for index in rest if not schedule.instructions[index].microbatch]
     once = [index for index in rest if index >= find_once_part(schedule)] if any(output.is_sent for output, _ in schedule.outputs) else []
 
-    binding = _Binding(schedule, backend, device, dropout, in_place, tail)
+    parts = {*([find_weight_part(schedule)] if split else ()), *once[:1]}
+    binding = _Binding(schedule, backend, device, dropout, in_place, tail, parts)
     before = binding.segment("first", first) if first else None
     forward = binding.segment("forward", [index for index in punctual if half[index] == "forward" and index >= len(first)])
     late = Late(binding.segment("late", tail.places), tail.values, tail.values & freed) if tail.places else Late()
@@ -227,11 +229,15 @@ def bind(
 class _Binding:
     """Instructions become statements, in order: a start must know which calls are under way."""
 
-    def __init__(self, schedule: Schedule, backend: Backend, device: torch.device, dropout: bool, in_place: bool, tail: Tail) -> None:
+    def __init__(
+        self, schedule: Schedule, backend: Backend, device: torch.device, dropout: bool, in_place: bool, tail: Tail,
+        parts: Collection[int] = (),
+    ) -> None:  # fmt: skip
         self.schedule, self.backend, self.device, self.dropout, self.in_place = schedule, backend, device, dropout, in_place
         self.pairs, self.tail, self.places = pairs_of(schedule, in_place), tail, KeptPlaces()
         self.buffer_writes = find_buffer_writes(schedule) if in_place else {}
-        self.done = {pair.addition for pair in self.pairs.values()}
+        self.gradient_pairs = {} if backend.traced else find_gradient_pairs(schedule, parts)
+        self.done = {*self.gradient_pairs.values(), *(pair.addition for pair in self.pairs.values())}
         self.unmade = {schedule.instructions[index].writes[0] for index in self.pairs}
         self.maker = {value: item.of for item in schedule.instructions if item.kind == "run" for value in item.writes}
         read = {value: index for index, item in enumerate(schedule.instructions) if item.kind != "free" for value in item.reads}
@@ -284,7 +290,10 @@ class _Binding:
         if operation.strategy.inner:
             _write_with_collectives(code, operation, item, self.arguments(operation), self.backend)
             return
-        pair = self.pairs.get(index)
+        pair, beside = self.pairs.get(index), None
+        if index in self.gradient_pairs:
+            beside = self.schedule.instructions[self.gradient_pairs[index]]
+            writes = (*writes, *beside.writes)
         if pair is not None:
             other = self.schedule.instructions[pair.addition]
             addend = other.reads[pair.addend]
@@ -297,6 +306,9 @@ class _Binding:
             given, handler = [dense.get((number, place)) or code.read(value, place) for number, value in enumerate(reads)], None
             if pair is not None:
                 expression = write_pair(code, pair, operation.op, self.shapes(item.reads, rank), self.shapes([addend], rank)[0], given)
+            elif beside is not None:
+                others = [code.read(value, place) for value in beside.reads]
+                expression = write_gradient_pair(code, arguments[place][0], given, others)
             elif index in self.buffer_writes and operation.op.target == BATCH_NORM:
                 expression = write_call(code, batch_norm_in_place, *arguments[place], given)
             elif index in self.buffer_writes:

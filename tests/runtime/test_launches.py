@@ -11,6 +11,7 @@ from autopar.check import check
 from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.runtime import execution
 from autopar.runtime.backends import LoneRank
+from autopar.runtime.gradient_pairs import TO_INPUT, TO_WEIGHT
 from autopar.runtime.loss_tail import Tail
 from autopar.schedule import Schedule
 from autopar.schedule.instructions import Instruction
@@ -53,7 +54,7 @@ def stand_in(schedule: Schedule, value: str) -> torch.Tensor:
 
 ELSEWHERE = ("attention", "expert_contract", "grouped", "embedding", "nll_loss")
 """Operators whose kernels on a CPU are others than on a GPU, or depend on which experts have rows: see ``tests/rules/test_launches.py``."""
-BY_LAYOUT = ("aten.add.Tensor", "autopar.contract.default", "aten.view.default")
+BY_LAYOUT = ("aten.add.Tensor", "autopar.contract.default", "aten.view.default", TO_INPUT, TO_WEIGHT)
 """Operators that copy operands which lie otherwise in memory, or that run with another one where none comes between them."""
 
 
