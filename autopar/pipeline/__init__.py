@@ -10,6 +10,8 @@ crossing        layouts and prices of what crosses between stages; pins of a sta
 baselines       pipelines by hand, to compare with
 stage_searches  the searches for plans of stages, with their microbatches in flight
 explanation     one thing in the stages that hold it, and why stages begin where they do
+request         what is asked of a pipeline
+result          a planned pipeline
 planning        ``plan_pipeline``: a cut, a plan of each stage and a timetable, with a bound
 """
 

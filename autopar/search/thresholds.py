@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.search.settings import (
-    COARSE_ENTRIES,
     DEEP_LAYERS,
     ENTRIES_PER_WORK,
     JOINT_ENTRIES,
@@ -37,7 +36,7 @@ class Thresholds:
     exact_entries: int = SMALL_ENTRIES
     large_entries: int = LARGE_ENTRIES
     joint_entries: int = JOINT_ENTRIES
-    coarse_entries: int = COARSE_ENTRIES
+    coarse_entries: int = LARGE_ENTRIES
     entries_per_work: float = ENTRIES_PER_WORK
     long_graph: int = LONG_GRAPH
     deep_layers: int = DEEP_LAYERS

@@ -18,7 +18,7 @@ from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence
 from autopar.search.memory.memory_repair import solve_fixed
-from autopar.search.settings import TIED_LAYERS_SHARE
+from autopar.search.settings import NEAR
 from tests.search.requests import asked
 
 
@@ -60,7 +60,7 @@ def test_odd_layer_takes_the_sharding_of_the_others() -> None:
     odd = search.best
     assert odd is not None and max(ways(search, odd.assignment)) > 1
     found = alike.tie_equal_layers(search)
-    assert found is not None and found.assignment != odd.assignment and found.seconds <= odd.seconds * (1 + TIED_LAYERS_SHARE)
+    assert found is not None and found.assignment != odd.assignment and found.seconds <= odd.seconds * (1 + NEAR)
     entering = {found.assignment.inputs[item.tensor] for item in search.model.space.graph.inputs if item.name.endswith("up.weight")}
     assert len(entering) == 1
 

@@ -23,18 +23,16 @@ from autopar.search.settings import (
     DUAL_GAIN,
     DUAL_PRICE_SHARE,
     DUAL_RANGE,
-    DUAL_ROUNDS,
-    DUAL_SOLVE_MOST,
-    DUAL_SOLVE_WORK,
     DUAL_STEP,
     DUAL_STEP_DECAY,
     FIRST_PRICE_SHARE,
     IDLE_ROUNDS,
     PRICE_GROWTH,
+    ROUNDS,
+    SOLVE_WORK,
     TIES,
 )
 from autopar.search.solving import solve
-from autopar.solvers import Status
 
 
 @dataclass(frozen=True)
@@ -92,15 +90,12 @@ def lagrangian_bound(
     best: _PricedSolve | None = None
     prices: Mapping[int, float] = {}
     least_reachable, unpriced = math.inf, 0.0
-    idle, stalled, seconds, pricing_budget = 0, 0, DUAL_SOLVE_WORK, budget.share(DUAL_PRICE_SHARE)
-    while len(cuts.evaluations) < DUAL_ROUNDS and stalled < IDLE_ROUNDS and (left := pricing_budget.left) > 0:
+    idle, stalled, pricing_budget = 0, 0, budget.share(DUAL_PRICE_SHARE)
+    while len(cuts.evaluations) < ROUNDS and stalled < IDLE_ROUNDS and not pricing_budget.over:
         problem, unit = model.problem(None, MemoryPriced(weights, prices))
-        solution = solve(problem, pricing_budget.at_most(seconds), gap=DUAL_GAIN, patient=False)
+        solution = solve(problem, pricing_budget.at_most(SOLVE_WORK), gap=DUAL_GAIN, patient=False)
         if solution.choices is None or solution.objective is None:
-            if solution.status is Status.INFEASIBLE or seconds >= min(DUAL_SOLVE_MOST, left):
-                break
-            seconds = min(2 * seconds, DUAL_SOLVE_MOST)
-            continue
+            break
         charged = allowed * sum(prices.values())
         choices = model.expand(solution.choices)
         latest = _PricedSolve(weights, prices, solution.bound * unit / (1 + TIES) - charged, solution.objective * unit, choices)
@@ -125,4 +120,4 @@ def lagrangian_bound(
         return 0.0
     charged = allowed * sum(best.prices.values())
     priced = MemoryPriced(best.weights, best.prices)
-    return model.prove_bound(priced, best.bound + charged, best.least, budget.at_most(DUAL_SOLVE_MOST), best.choices) - charged
+    return model.prove_bound(priced, best.bound + charged, best.least, budget.at_most(SOLVE_WORK), best.choices) - charged

@@ -13,7 +13,6 @@ import numpy as np
 from autopar.schedule import Assignment
 from autopar.search.choices.reshard_tables import UNUSED, axis_codes
 from autopar.search.choices.space import Space
-from autopar.search.settings import CHANGED_AXES
 from autopar.sharding import ShardingSpec
 
 
@@ -30,12 +29,12 @@ def one_axis_neighbourhood(space: Space, plans: Sequence[Assignment]) -> Space:
         best = next(iter(mine))
         uses = _axis_uses(space, [*best.inputs, *best.outputs])
         changed = (known[id(offered)] != uses).any(axis=1).sum(axis=1)
-        strategies[op.name] = tuple({**mine, **dict.fromkeys(offered[number] for number in np.flatnonzero(changed <= CHANGED_AXES))})
+        strategies[op.name] = tuple({**mine, **dict.fromkeys(offered[number] for number in np.flatnonzero(changed <= 1))})
     for item in space.graph.inputs:
         specs = space.input_specs(item)
         own = dict.fromkeys(plan.inputs[item.tensor] for plan in plans)
         changed = (_axis_uses(space, specs) != _axis_uses(space, [next(iter(own))])).sum(axis=1)
-        inputs[item.tensor] = tuple({**own, **dict.fromkeys(specs[number] for number in np.flatnonzero(changed <= CHANGED_AXES))})
+        inputs[item.tensor] = tuple({**own, **dict.fromkeys(specs[number] for number in np.flatnonzero(changed <= 1))})
     return space.restricted_to(inputs, strategies)
 
 

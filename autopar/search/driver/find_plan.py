@@ -32,7 +32,6 @@ from autopar.search.driver.state import Progress, SearchRequest
 from autopar.search.folding.fold import Folding, fold_layers
 from autopar.search.folding.tied_model import tie_model
 from autopar.search.settings import (
-    ENUMERATION_SHARE,
     GAIN,
     PARTS_AFTER_DRAFTS,
     PROOF,
@@ -264,7 +263,7 @@ def _has_too_many_choices(space: Space, asked: SearchRequest) -> bool:
     return _has_many_axes(space.machine) and table_entries(space) > asked.thresholds.coarse_entries
 
 
-def _enumerate_choices(space: Space, asked: SearchRequest, clock: StageClock, share: float = ENUMERATION_SHARE) -> bool:
+def _enumerate_choices(space: Space, asked: SearchRequest, clock: StageClock, share: float = 1 / 2) -> bool:
     """Enumerates all strategies. False where the budget did not suffice and plans of merged axes can stand in."""
     many = _has_many_axes(space.machine) and share < 1.0
     meter = asked.budget.meter

@@ -44,12 +44,12 @@ from autopar.search.driver.find_plan import find_plan
 from autopar.search.driver.result import Baseline, SearchResult, Shared
 from autopar.search.settings import (
     FINAL_MOVES,
-    HOST_ATTEMPTS,
-    HOST_ENOUGH_GAP,
     HOST_HIDDEN_SHARE,
     HOST_SHARES,
-    HOST_TRIES,
+    LONG_TRIES,
     PROOF,
+    ROUNDS,
+    WHOLE_GAP,
 )
 from autopar.search.telemetry import PhaseRecord, Telemetry
 from autopar.sharding import ALL_ORDERS
@@ -135,7 +135,7 @@ class _HostSearch:
             limit = self.limit + min(max(found.memory.peak - self.limit, 0), hidden)
 
     def _is_enough(self) -> bool:
-        return self.best is not None and self.best.seconds * (1 - HOST_ENOUGH_GAP) <= self._bound(self.best.seconds)
+        return self.best is not None and self.best.seconds * (1 - WHOLE_GAP) <= self._bound(self.best.seconds)
 
     def _search(self, limit: int, share: float) -> SearchResult:
         """The result under a limit; its bound is kept."""
@@ -259,14 +259,14 @@ class _Fitting:
     def run(self, *, states_first: bool) -> ScheduledPlan | None:
         """The first set that fits, before local search."""
         target, known = self.limit, set[object]()
-        for _ in range(HOST_ATTEMPTS):
+        for _ in range(ROUNDS):
             chosen = choose_for_host(self.candidates, self.levels, self.states, target, self.host_bytes, states_first=states_first)
             if chosen is None or chosen in known or self.budget.over:
                 return None
             known.add(chosen)
             values, states = chosen
             assignment = replace(offload(self.graph, self.plan.assignment, self.lean, values), states_on_host=frozenset(states))
-            found = self._schedule(assignment, HOST_TRIES)
+            found = self._schedule(assignment, LONG_TRIES)
             if found.memory.peak <= self.limit and host_peak(found.schedule, self.optimizer) <= self.host_bytes:
                 return found
             target -= max(found.memory.peak - self.limit, self.limit // 200)

@@ -29,21 +29,15 @@ from autopar.search.memory.reduced_limit import (
 )
 from autopar.search.phases import Phase, run_phases
 from autopar.search.settings import (
-    BOUND_ROUNDS,
-    BOUND_SOLVE_GAP_SHARE,
-    BOUND_SOLVE_RISE_SHARE,
+    BOUND_SOLVE_SHARE,
     CLOSE_GAP,
     CUT_STEP,
     DUAL_LEAST_SHARE,
     EXACT_MOMENTS,
     GAIN,
-    HUGE_ENTRIES,
     JOINT_EXACT_ENTRIES,
     LAST_PROOF_SHARE,
-    LAST_TRIES,
-    LAST_TRIES_DEEP,
-    PRICE_ROUNDS,
-    PROVED_CLAIMS,
+    ROUNDS,
     SOLVE_SHARE,
     TIES,
 )
@@ -58,7 +52,7 @@ def bound_solve_gap(open_gap: float, bound: float, reachable: float) -> float:
         open_gap: the gap of the incumbent.
         bound, reachable: seconds of the best bound, and of the bound that any weights can reach by the solutions so far.
     """
-    return max(min(BOUND_SOLVE_GAP_SHARE * open_gap, BOUND_SOLVE_RISE_SHARE * (1 - bound / reachable)), CLOSE_GAP)
+    return max(BOUND_SOLVE_SHARE * min(open_gap, 1 - bound / reachable), CLOSE_GAP)
 
 
 class Search(SearchState):
@@ -218,7 +212,7 @@ class Search(SearchState):
     def _learn_from(self, prices: LearnedOverlap) -> None:
         """Solves one after another, each under prices learnt from the schedule of the last solution."""
         idle, seen = 0, list[np.ndarray]()
-        for _ in range(PRICE_ROUNDS):
+        for _ in range(ROUNDS):
             found = solve_until_fits(self, prices, CLOSE_GAP)
             if found is None or found.memory.peak > self.limit:
                 break
@@ -235,19 +229,16 @@ class Search(SearchState):
     def raise_bound(self, budget: Budget) -> None:
         """Raises the surrogate bound: first under the weights of operators alone, then under those of the cutting planes.
 
-        A huge problem skips the first, whose solve takes long. Solutions are plans to try as well. In a large problem or a long graph only
-        the first is tried: later ones have gained nothing there, and a schedule takes long.
+        Solutions are plans to try as well. In a large problem or a long graph only the first is tried: later ones have gained nothing
+        there, and a schedule takes long.
         """
         cuts = Master(self.model, self.slowdown)
-        huge = len(self.problem.edge_costs) > HUGE_ENTRIES
         center, idle, reachable = cuts.first_weights(), 0, math.inf
         mixture = center
         for model, choices in self.solutions:
             if model is self.model:
                 cuts.add(Evaluation(model, choices))
-        if cuts.evaluations and huge:
-            mixture = blend(cuts.best_weights()[0], center, CUT_STEP)
-        for number in range(BOUND_ROUNDS):
+        for number in range(ROUNDS):
             before = self.claims.bound
             ask = self.solve if number == 0 or not (self.size.is_large or self.size.is_long) else self.solve_choices
             open_gap = 1 - before / self.best.seconds if self.best is not None and self.has_fitting_plan else 1.0
@@ -289,27 +280,12 @@ class Search(SearchState):
         times = [time for time in sorted(set(model.op_times.values())) if model.is_idle(time)]
         self.bound = max(self.bound, lagrangian_bound(model, weights.without_paths(), float(self.limit), times, budget))
 
-    def search_limits(self, budget: Budget) -> None:
-        """Tries more limits for the incumbent's schedule; of a deep graph first by extrapolation, then at full depth."""
-        best = self.best
-        if best is None or best is self.incumbent.polished or best.memory.peak > self.limit:
-            return
-        if not self.request.draft and self.work_left > 0:
-            deep = bool(self.model.short_samples(best.assignment))
-            if deep:
-                self.offer(self._schedule(best.assignment, False, best.limits, tries=LAST_TRIES * self.size.tries), self.incumbent.method)
-                self.settle_best()
-                best = self.best or best
-            more = LAST_TRIES_DEEP if deep else LAST_TRIES
-            self.offer(self._schedule(best.assignment, deep, best.limits, tries=more * self.size.tries), self.incumbent.method)
-            self.incumbent.polished = self.best
-
     def prove_claims(self, budget: Budget) -> None:
         """Proves for free layers the best bounds of tied ones, if that does not go far beyond the effort."""
         beyond = Budget(self.budget.meter, self.budget.ends + LAST_PROOF_SHARE * self.total_work)
         if beyond.left < self.claims.longest_solve:
             self.claims.pending.clear()
-        for bound, optimum, weights, choices in sorted(self.claims.pending, key=lambda claim: claim[0], reverse=True)[:PROVED_CLAIMS]:
+        for bound, optimum, weights, choices in sorted(self.claims.pending, key=lambda claim: claim[0], reverse=True):
             if bound > self.bound * (1 + GAIN):
                 turn = self.budget.at_most(min(self.work_left, SOLVE_SHARE * self.total_work)).at_least(1.0)
                 self.bound = max(self.bound, self.model.prove_bound(weights, bound, optimum, turn, choices))
@@ -333,6 +309,5 @@ BY_STEP: tuple[Phase[Search], ...] = (
     Phase("decomposition", 1.0, lambda s: bool(s.claims.pending), Search.prove_claims),
     Phase("crossover", 0.65, lambda s: s.is_folded and s.memory.is_short, Search.cross_over),
     Phase("recomputation flips", 0.5, lambda s: s.needs_flips, flip_recomputation),
-    Phase("limit search", 1.0, lambda s: True, Search.search_limits),
 )
 """Phases under a model of time, in order."""

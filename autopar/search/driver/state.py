@@ -26,19 +26,16 @@ from autopar.search.settings import (
     CROSSOVER_MOMENTS,
     ESTIMATE_ERROR,
     FINAL_MOVES,
-    FIRST_SOLVE_WORK,
     GAIN,
     IDLE_ROUNDS,
     LARGE_TRIES,
     LEAST_SOLVE_WORK,
     LIMIT_SHARES,
     LONG_TRIES,
-    NEAR_BEST,
-    NEAR_LIMIT,
+    NEAR,
     REMEMBERED_PLANS,
     SOLVE_SHARE,
     TIES,
-    UNLIKELY_PLAN,
     USUAL_TRIES,
 )
 from autopar.search.solving import solve_interruptibly
@@ -114,13 +111,11 @@ class Incumbent:
         plan: the plan; None before the first.
         method: the method that found it.
         contenders: plans that may be the best at full depth, as far as estimates can tell; the incumbent is the last.
-        polished: the incumbent that last had more limits tried.
     """
 
     plan: ScheduledPlan | None = None
     method: str = ""
     contenders: list[ScheduledPlan] = field(default_factory=list)
-    polished: ScheduledPlan | None = None
 
 
 @dataclass
@@ -291,7 +286,7 @@ class SearchState:
         tries = 0 if proves and self.is_folded and self.size.is_large else self.size.tries
         begun = 0 if proves and self.size.is_long else tries
         found = self.schedule(self.answers[-1], limits, begun, incumbent_seconds)
-        if begun < tries and found.placed_seconds <= UNLIKELY_PLAN * incumbent_seconds:
+        if begun < tries and found.placed_seconds <= (1 + 2 * ESTIMATE_ERROR) * incumbent_seconds:
             found = self.schedule(self.answers[-1], limits, tries, incumbent_seconds)
         self.memory.is_short |= self.is_folded and found.memory.peak > self.limit
         self.has_gained = self.offer(found, solution.method)
@@ -330,7 +325,7 @@ class SearchState:
             start = self.model.restrict(start)
 
         def answer(problem: Problem) -> Solution:
-            turn = self.budget.at_most(min(self.work_left, most)).at_least(LEAST_SOLVE_WORK if self.has_fitting_plan else FIRST_SOLVE_WORK)
+            turn = self.budget.at_most(min(self.work_left, most)).at_least(LEAST_SOLVE_WORK)
             patient = self.size.is_small  # in larger problems other prices gain sooner
             found = solve_interruptibly(problem, turn, gap=gap, seed=self.request.seed, start=start, progress=report, patient=patient)
             if found.message == INTERRUPTED and found.choices is None:
@@ -410,11 +405,11 @@ class SearchState:
 
     def _is_near_limit(self, found: ScheduledPlan) -> bool:
         """Whether memory is so near the limit that an extrapolated schedule does not show whether it fits."""
-        return found.estimated and not self.request.draft and abs(found.memory.peak - self.limit) < NEAR_LIMIT * self.limit
+        return found.estimated and not self.request.draft and abs(found.memory.peak - self.limit) < NEAR * self.limit
 
     def confirm(self, found: ScheduledPlan) -> ScheduledPlan:
         """The plan scheduled at full depth, if it may be the best."""
-        hopeful = replace(found, seconds=found.seconds * (1 - NEAR_BEST))
+        hopeful = replace(found, seconds=found.seconds * (1 - NEAR))
         may_be_best = found.estimated and not self.request.draft and hopeful.better(self.best, self.limit)
         return self.schedule_at_full_depth(found) if may_be_best else found
 

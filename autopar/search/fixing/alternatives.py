@@ -16,7 +16,7 @@ from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.memory.memory_repair import solve_fixed
-from autopar.search.settings import ALTERNATIVE_TRIES, CLOSE_GAP, LEAST_SOLVE_SECONDS
+from autopar.search.settings import CLOSE_GAP, LEAST_SOLVE_SECONDS, LONG_TRIES
 from autopar.sharding import ShardingSpec, Strategy
 
 
@@ -74,7 +74,7 @@ def find_alternatives(
         if made is None:
             continue
         timed = best_schedule(
-            graph, decode_assignment(model, made), machine, optimizer, limit, start=schedule.limits, tries=ALTERNATIVE_TRIES, budget=budget
+            graph, decode_assignment(model, made), machine, optimizer, limit, start=schedule.limits, tries=LONG_TRIES, budget=budget
         )
         if timed.memory.peak <= limit:
             found[_describe(choice)] = Alternative(_describe(choice), graph.microbatches * timed.seconds, timed.memory.peak)

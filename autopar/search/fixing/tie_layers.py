@@ -2,7 +2,7 @@
 
 After the search every repeat of a group takes the strategies and input specs of its commonest repeat, and reshards are solved anew. Where
 that is dear, input specs alone are tied and everything else is solved anew; the first layer may read other tensors than the rest. The
-answer is taken if it fits in memory and its step is at most ``TIED_LAYERS_SHARE`` longer.
+answer is taken if it fits in memory and its step is at most ``NEAR`` longer.
 
 A plan proved optimal stays optimal. Plans with recomputation are left alone, since layers may differ in what they keep for backward. A
 folded problem ties its layers from the start.
@@ -25,11 +25,11 @@ from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.memory.memory_repair import solve_fixed
-from autopar.search.settings import CLOSE_GAP, PROOF, TIED_LAYERS_SHARE, TIED_LAYERS_TRIED
+from autopar.search.settings import CLOSE_GAP, NEAR, PROOF, TIED_LAYERS_TRIED
 from autopar.sharding import ShardingSpec
 
 
-def tie_equal_layers(search: SearchState, most_increase: float = TIED_LAYERS_SHARE) -> ScheduledPlan | None:
+def tie_equal_layers(search: SearchState, most_increase: float = NEAR) -> ScheduledPlan | None:
     """The incumbent of an ended search with its equal layers tied.
 
     None where they are equal already, or where tying costs too much.

@@ -29,12 +29,11 @@ from autopar.search.ilp.model import Model, Priced, Weights
 from autopar.search.ilp.scaling import Item, scale_to_integers
 from autopar.search.settings import (
     DECOMPOSITION_ENOUGH,
-    DECOMPOSITION_GAIN,
     DECOMPOSITION_LITTLE,
     DECOMPOSITION_SOLVE_GAP,
-    DECOMPOSITION_STEPS,
     IDLE_ROUNDS,
     OUTSIDE_SHARE,
+    ROUNDS,
 )
 from autopar.search.solving import solve
 from autopar.search.thresholds import USUAL_THRESHOLDS, Thresholds
@@ -387,12 +386,12 @@ class Decomposition:
         potentials = {source: start.get(source, np.zeros(len(self.priced.nodes[source]))) for source in self.sources}
         best, kept, aim = -np.inf, potentials, -np.inf if tied is None else self.layer.cost(tied)
         most, idle = -np.inf, 0
-        for step in range(DECOMPOSITION_STEPS):
+        for step in range(ROUNDS):
             inner, chosen = self.layer.solve(potentials, inside.at_least(1.0))
             lacks = self.times * (aim - inner)
-            idle = 0 if step == 0 or inner > most + DECOMPOSITION_GAIN * (aim - most) else idle + 1
+            idle = 0 if inner > most else idle + 1
             most = max(most, inner)
-            last = step + 1 == DECOMPOSITION_STEPS or idle == IDLE_ROUNDS or inside.over or chosen is None
+            last = step + 1 == ROUNDS or idle == IDLE_ROUNDS or inside.over or chosen is None
             found = {id(self.layer): chosen}
             little = lacks <= max(DECOMPOSITION_LITTLE * optimum, (optimum - wanted) / 2)
             agrees = little or not any(table.any() for table in self._slope(potentials, found).values())

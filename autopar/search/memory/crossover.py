@@ -31,7 +31,7 @@ from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model, Weights
 from autopar.search.ilp.overlap import IsolatedOverlap, LearnedOverlap
 from autopar.search.memory.memory_repair import CoverRows
-from autopar.search.settings import CROSSOVER_GAP, CROSSOVER_SOLVE_WORK, CROSSOVER_SOLVES, FIRST_ANSWER_TRIES, LIMIT_SHARES
+from autopar.search.settings import FIRST_TRIES, LIMIT_SHARES, NEAR, ROUNDS, SOLVE_WORK
 from autopar.search.solving import solve
 from autopar.search.thresholds import USUAL_THRESHOLDS, Thresholds
 
@@ -111,11 +111,11 @@ class RestrictedProblem:
         """The best schedule of solutions that hold ``share`` of the limit. It ends with the first that fits."""
         model, request, found = self.model, self.request, None
         problem, _ = model.problem(int(share * request.limit), prices)
-        for _ in range(CROSSOVER_SOLVES):
+        for _ in range(ROUNDS):
             if request.budget.over:
                 break
             solution = solve(
-                self.reserves.apply(problem), request.budget.at_most(CROSSOVER_SOLVE_WORK), gap=CROSSOVER_GAP, seed=request.seed,
+                self.reserves.apply(problem), request.budget.at_most(SOLVE_WORK), gap=NEAR, seed=request.seed,
                 start=None if self.start is None else self.reserves.complete(self.start),
             )  # fmt: skip
             if solution.choices is None:
@@ -134,7 +134,7 @@ class RestrictedProblem:
         assignment = decode_assignment(model, model.expand(choices))
         return best_schedule(
             model.planned_graph, assignment, model.space.machine, model.space.optimizer, request.limit,
-            tries=request.tries * (FIRST_ANSWER_TRIES if best is None else 1),
+            tries=request.tries * (FIRST_TRIES if best is None else 1),
             start=best.limits if best is not None else None, incumbent_seconds=best.placed_seconds if best is not None else math.inf,
             samples=model.short_samples(assignment) or (Sample(1.0, model.planned_graph, model.unfold(assignment)),), budget=request.budget,
         )  # fmt: skip

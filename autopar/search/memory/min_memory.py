@@ -18,11 +18,11 @@ from autopar.search.ilp.model import Model
 from autopar.search.memory.memory_repair import CoverRows
 from autopar.search.settings import (
     LEAST_MEMORY_FIRST_WORK,
-    LEAST_MEMORY_GAP,
     LEAST_MEMORY_LAST_WORK,
-    LEAST_MEMORY_SOLVE_WORK,
     LEAST_MEMORY_SOLVES,
-    LEAST_MEMORY_STEPS,
+    NEAR,
+    ROUNDS,
+    SOLVE_WORK,
 )
 from autopar.search.solving import solve
 from autopar.solvers import INFINITE, Problem, Status
@@ -45,7 +45,7 @@ def minimise_peak(
     """
     light = _byte_time_problem(model, problem)
     plans = [rival.assignment for rival in rivals]
-    held = solve(light, _solve_budget(budget, LEAST_MEMORY_FIRST_WORK), gap=LEAST_MEMORY_GAP, seed=seed).choices
+    held = solve(light, _solve_budget(budget, LEAST_MEMORY_FIRST_WORK), gap=NEAR, seed=seed).choices
     if held is not None:
         plans.append(decode_assignment(model, held))
     if not plans:
@@ -53,8 +53,8 @@ def minimise_peak(
     best = min((_schedule_lean(model, plan, limit, budget) for plan in plans), key=lambda timed: timed.memory.peak)
     ruled_out = low = limit if proved else 0
     target = limit
-    for _ in range(LEAST_MEMORY_STEPS):
-        if best.memory.peak <= limit or budget.over or best.memory.peak - low <= LEAST_MEMORY_GAP * best.memory.peak:
+    for _ in range(ROUNDS):
+        if best.memory.peak <= limit or budget.over or best.memory.peak - low <= NEAR * best.memory.peak:
             break
         if low or proved:
             target = (max(low, limit) + best.memory.peak) // 2
@@ -74,7 +74,7 @@ def _minimise_under(model: Model, light: Problem, target: int, limit: int, seed:
     problem = replace(light, limit=target)
     for _ in range(LEAST_MEMORY_SOLVES):
         asked = reserves.apply(problem)
-        solution = solve(asked, _solve_budget(budget, LEAST_MEMORY_SOLVE_WORK), gap=0.05, seed=seed)
+        solution = solve(asked, _solve_budget(budget, SOLVE_WORK), gap=0.05, seed=seed)
         if solution.choices is None:
             if asked is problem:
                 return best, solution.status is Status.INFEASIBLE

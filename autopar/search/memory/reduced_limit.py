@@ -21,14 +21,12 @@ from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.ilp.rematerialization import without_kept_memory
 from autopar.search.memory.min_memory import infeasible_error, minimise_peak, readable_bytes
 from autopar.search.settings import (
-    CROSSOVER_GAP,
     CROSSOVER_IDLE,
-    CROSSOVER_PASSES,
-    FITTING_SOLVES,
     FLIPS,
     LIGHT_ANSWERS,
-    LIGHT_GAP,
     LIMIT_SHARES,
+    NEAR,
+    ROUNDS,
     SOLVE_SHARE,
 )
 from autopar.search.solving import solve
@@ -38,7 +36,7 @@ from autopar.solvers import Status
 def solve_until_fits(search: SearchState, weights: Weights, gap: float) -> ScheduledPlan | None:
     """Solves until a solution fits as a schedule. The last schedule found; None without a solution."""
     found, gained = None, False
-    for _ in range(FITTING_SOLVES):
+    for _ in range(ROUNDS):
         answer = search.solve(weights, gap)
         gained |= search.has_gained
         found = answer or found
@@ -80,14 +78,14 @@ def cross_over_plans(search: SearchState, prices: LearnedOverlap, budget: Budget
             return
     estimate: ScheduledPlan | None = None
     idle = 0
-    for _ in range(CROSSOVER_PASSES):
+    for _ in range(ROUNDS):
         search.has_gained = False
         found, prices = search.recombine((*search.answers, *written), prices, budget, shares, estimate)
         idle = 0 if search.has_gained else idle + 1
         if found is None or idle > CROSSOVER_IDLE or search.request.draft or budget.over:
             break
         shares, estimate = LIMIT_SHARES[:1], found if found.estimated else None
-        answer = _solve_within(search, light, prices, int(LIMIT_SHARES[0] * search.limit), CROSSOVER_GAP, budget)
+        answer = _solve_within(search, light, prices, int(LIMIT_SHARES[0] * search.limit), NEAR, budget)
         if answer is None:
             break
         search.answers.append(answer)
@@ -108,7 +106,7 @@ def _add_light_answers(search: SearchState, light: Model, prices: LearnedOverlap
     """
     graph, machine, limit = light.space.graph, light.space.machine, int(LIMIT_SHARES[0] * search.limit)
     for _ in range(LIGHT_ANSWERS):
-        answer = _solve_within(search, light, prices, limit, LIGHT_GAP, budget)
+        answer = _solve_within(search, light, prices, limit, NEAR, budget)
         if answer is None or answer in search.answers or budget.over:
             break
         search.answers.append(answer)
