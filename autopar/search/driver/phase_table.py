@@ -35,6 +35,7 @@ from autopar.search.settings import (
     DUAL_LEAST_SHARE,
     EXACT_MOMENTS,
     GAIN,
+    IDLE_ROUNDS,
     JOINT_EXACT_ENTRIES,
     LAST_PROOF_SHARE,
     ROUNDS,
@@ -45,14 +46,15 @@ from autopar.search.solving import solve
 from autopar.solvers import INTERRUPTED
 
 
-def bound_solve_gap(open_gap: float, bound: float, reachable: float) -> float:
+def bound_solve_gap(open_gap: float, bound: float, reachable: float, idle: int = 0) -> float:
     """The gap at which a solve for a bound stops.
 
     Args:
         open_gap: the gap of the incumbent.
         bound, reachable: seconds of the best bound, and of the bound that any weights can reach by the solutions so far.
+        idle: rounds since the last gain. Each asks for a smaller gap: a bound that is far below its optimum hides better weights.
     """
-    return max(BOUND_SOLVE_SHARE * min(open_gap, 1 - bound / reachable), CLOSE_GAP)
+    return max(BOUND_SOLVE_SHARE ** (idle + 1) * min(open_gap, 1 - bound / reachable), CLOSE_GAP)
 
 
 class Search(SearchState):
@@ -139,6 +141,12 @@ class Search(SearchState):
     def needs_crossover(self) -> bool:
         """Whether recomputation is needed in a problem that is too large for it, or for which there is no plan yet."""
         return self.needs_recomputation and not self.is_small_with_recomputation and (self.size.is_large or not self.has_fitting_plan)
+
+    @property
+    def may_gain_by_crossover(self) -> bool:
+        """Whether memory is short in the problem that was solved; of a whole one, and a wide gap is left."""
+        is_open = self.open_gap > self.request.thresholds.loose_gap
+        return self.memory.is_short if self.is_folded else is_open and self.memory.free_plan is not None
 
     @property
     def leaves_recomputation_out(self) -> bool:
@@ -234,6 +242,7 @@ class Search(SearchState):
         """
         cuts = Master(self.model, self.slowdown)
         center, idle, reachable = cuts.first_weights(), 0, math.inf
+        patience = self.size.patience if self.memory.is_short else IDLE_ROUNDS  # short memory is priced in the phases to come
         mixture = center
         for model, choices in self.solutions:
             if model is self.model:
@@ -243,7 +252,7 @@ class Search(SearchState):
             ask = self.solve if number == 0 or not (self.size.is_large or self.size.is_long) else self.solve_choices
             open_gap = 1 - before / self.best.seconds if self.best is not None and self.has_fitting_plan else 1.0
             limit = UNLIMITED if self.memory.may_recompute else None
-            found = ask(mixture, bound_solve_gap(open_gap, before, reachable), proves=True, limit=limit)
+            found = ask(mixture, bound_solve_gap(open_gap, before, reachable, idle), proves=True, limit=limit)
             if self.last_solution is not None and self.last_solution.message == INTERRUPTED:
                 raise KeyboardInterrupt
             if (
@@ -261,7 +270,7 @@ class Search(SearchState):
             idle = 0 if gained or self.has_gained else idle + 1
             wanted, reachable, _ = cuts.best_weights()
             settled = self.size.is_large and not self.is_folded and self.open_gap <= self.request.thresholds.loose_gap
-            if settled or idle >= self.size.patience or reachable <= self.claims.bound * (1 + GAIN):
+            if settled or idle >= patience or reachable <= self.claims.bound * (1 + GAIN):
                 return
             mixture = blend(wanted, center, CUT_STEP)
 
@@ -307,7 +316,7 @@ BY_STEP: tuple[Phase[Search], ...] = (
     Phase("surrogate bound", 0.5, lambda s: s.request.proves and (s.work_left > 0 or s.best is None), Search.raise_bound),
     Phase("memory dual", 0.35, lambda s: s.request.proves and s.is_folded and s.memory.is_short, Search.price_memory),
     Phase("decomposition", 1.0, lambda s: bool(s.claims.pending), Search.prove_claims),
-    Phase("crossover", 0.65, lambda s: s.is_folded and s.memory.is_short, Search.cross_over),
+    Phase("crossover", 0.65, lambda s: s.may_gain_by_crossover, Search.cross_over),
     Phase("recomputation flips", 0.5, lambda s: s.needs_flips, flip_recomputation),
 )
 """Phases under a model of time, in order."""
