@@ -38,6 +38,7 @@ from autopar.search.settings import (
     IDLE_ROUNDS,
     JOINT_EXACT_ENTRIES,
     LAST_PROOF_SHARE,
+    MORE_TRIES,
     ROUNDS,
     SOLVE_SHARE,
     TIES,
@@ -289,6 +290,20 @@ class Search(SearchState):
         times = [time for time in sorted(set(model.op_times.values())) if model.is_idle(time)]
         self.bound = max(self.bound, lagrangian_bound(model, weights.without_paths(), float(self.limit), times, budget))
 
+    def search_limits(self, budget: Budget) -> None:
+        """Tries more limits for the incumbent's schedule; of a deep graph first by extrapolation, then at full depth."""
+        best = self.best
+        if best is None or best is self.incumbent.polished or best.memory.peak > self.limit:
+            return
+        if not self.request.draft and self.work_left > 0:
+            deep = bool(self.model.short_samples(best.assignment))
+            if deep:
+                self.offer(self._schedule(best.assignment, False, best.limits, tries=MORE_TRIES * self.size.tries), self.incumbent.method)
+                self.settle_best()
+                best = self.best or best
+            self.offer(self._schedule(best.assignment, deep, best.limits, tries=MORE_TRIES * self.size.tries), self.incumbent.method)
+            self.incumbent.polished = self.best
+
     def prove_claims(self, budget: Budget) -> None:
         """Proves for free layers the best bounds of tied ones, if that does not go far beyond the effort."""
         beyond = Budget(self.budget.meter, self.budget.ends + LAST_PROOF_SHARE * self.total_work)
@@ -318,5 +333,6 @@ BY_STEP: tuple[Phase[Search], ...] = (
     Phase("decomposition", 1.0, lambda s: bool(s.claims.pending), Search.prove_claims),
     Phase("crossover", 0.65, lambda s: s.may_gain_by_crossover, Search.cross_over),
     Phase("recomputation flips", 0.5, lambda s: s.needs_flips, flip_recomputation),
+    Phase("limit search", 1.0, lambda s: True, Search.search_limits),
 )
 """Phases under a model of time, in order."""

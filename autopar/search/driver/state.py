@@ -111,11 +111,13 @@ class Incumbent:
         plan: the plan; None before the first.
         method: the method that found it.
         contenders: plans that may be the best at full depth, as far as estimates can tell; the incumbent is the last.
+        polished: the incumbent that last had more limits tried.
     """
 
     plan: ScheduledPlan | None = None
     method: str = ""
     contenders: list[ScheduledPlan] = field(default_factory=list)
+    polished: ScheduledPlan | None = None
 
 
 @dataclass

@@ -31,7 +31,7 @@ from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model, Weights
 from autopar.search.ilp.overlap import IsolatedOverlap, LearnedOverlap
 from autopar.search.memory.memory_repair import CoverRows
-from autopar.search.settings import FIRST_TRIES, LIMIT_SHARES, NEAR, ROUNDS, SOLVE_WORK
+from autopar.search.settings import LIMIT_SHARES, MORE_TRIES, NEAR, ROUNDS, SOLVE_WORK
 from autopar.search.solving import solve
 from autopar.search.thresholds import USUAL_THRESHOLDS, Thresholds
 
@@ -134,7 +134,7 @@ class RestrictedProblem:
         assignment = decode_assignment(model, model.expand(choices))
         return best_schedule(
             model.planned_graph, assignment, model.space.machine, model.space.optimizer, request.limit,
-            tries=request.tries * (FIRST_TRIES if best is None else 1),
+            tries=request.tries * (MORE_TRIES if best is None else 1),
             start=best.limits if best is not None else None, incumbent_seconds=best.placed_seconds if best is not None else math.inf,
             samples=model.short_samples(assignment) or (Sample(1.0, model.planned_graph, model.unfold(assignment)),), budget=request.budget,
         )  # fmt: skip
