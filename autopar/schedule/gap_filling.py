@@ -21,7 +21,7 @@ from autopar.schedule.windows import Window, anchors, arrived, as_late_as_possib
 def fill_gaps(schedule: Schedule) -> Schedule:
     """The schedule with operators in an order that leaves fewer gaps, where ``limits.aside_bytes`` is not 0.
 
-    A segment without collectives and slices has no gaps: it keeps its order, which holds least.
+    A segment without collectives and slices has no gaps. It keeps its order, since a deferred operator only holds memory.
     """
     if not schedule.limits.aside_bytes:
         return schedule

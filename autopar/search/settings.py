@@ -13,7 +13,7 @@ PROOF = 1e-6
 GAIN = 1e-3
 """Relative change that counts as a gain."""
 ROUNDS, IDLE_ROUNDS = 12, 3
-"""Rounds of any loop of solves, at most: of prices, weights, potentials, crossover, reserves; and rounds without a gain that end one."""
+"""Rounds of any loop of solves, at most: of prices, weights, potentials, crossover, or reserves. And rounds without a gain that end one."""
 NEAR = 5e-3
 """Relative difference of seconds or bytes that a user does not notice.
 

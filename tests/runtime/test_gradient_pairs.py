@@ -38,7 +38,7 @@ def images() -> Tensor:
 
 
 def schedule(count: int, pins: Mapping[str, str] | None = None) -> Schedule:
-    """A plan on so many ranks with these specs."""
+    """The schedule of a plan on ``count`` ranks, with these specs."""
     graph = capture(Convolutions(), (images(),), mode="train").graph
     return find_plan(graph, machine(str(count)), memory_bytes=1 << 40, constraints=pins or {}, effort="low").schedule
 

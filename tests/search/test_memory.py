@@ -32,6 +32,7 @@ from autopar.search.memory.memory_repair import CoverRows, count_bytes, measure_
 from autopar.sharding import ShardingSpec
 from autopar.solvers import INFINITE, Problem, evaluate, solve
 from tests.graphs import random_graph, random_schedule
+from tests.work import part_of_work
 
 MESHES = ("x=4", "x=2,y=2")
 SEEDS = range(6)
@@ -197,6 +198,18 @@ def images(batch: int = 64) -> Graph:
     inputs = (GraphInput("x", "input", "x"), GraphInput("w", "parameter", "w", trained=True))
     outputs = (GraphOutput("loss", "output", "loss"), GraphOutput("gw", "gradient", "w"))
     return Graph("train", {name: Tensor(name, shape, "float32") for name, shape in shapes.items()}, inputs, ops, outputs)
+
+
+@part_of_work(0.1)
+def test_crossover_follows_where_memory_is_short_and_the_gap_is_wide() -> None:
+    """A baseline fits, and the solves of the whole problem find nothing faster."""
+    made = zoo.build("resnet", mode="train", blocks="1-1", width=8, image=16, batch=8, classes=4, device="meta")
+    graph = autopar.capture(made.model, made.args, made.kwargs, mode="train", loss=made.loss, loss_args=made.loss_args)
+    on = machine("x=2,y=4")
+    limit = int(0.6 * find_plan(graph, on, recompute=True).memory.peak)
+    found = find_plan(graph, on, memory_bytes=limit, recompute=True)
+    without = find_plan(graph, on, memory_bytes=limit, recompute=True, skip={"crossover"})
+    assert found.memory.peak <= limit and found.seconds < 0.8 * without.seconds
 
 
 def test_ties_go_to_less_memory() -> None:

@@ -145,7 +145,7 @@ class Search(SearchState):
 
     @property
     def may_gain_by_crossover(self) -> bool:
-        """Whether memory is short in the problem that was solved; of a whole one, and a wide gap is left."""
+        """Whether a folded solution did not fit; or the free plan of a whole problem does not, and a wide gap is left."""
         is_open = self.open_gap > self.request.thresholds.loose_gap
         return self.memory.is_short if self.is_folded else is_open and self.memory.free_plan is not None
 
