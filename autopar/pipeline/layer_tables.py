@@ -94,29 +94,34 @@ def _seconds(schedule: Schedule, home: Mapping[str, int], last: int) -> tuple[li
 
 
 def _held(schedule: Schedule, home: Mapping[str, int], count: int) -> tuple[list[float], list[float]]:
-    """Bytes that each unit holds between the halves, and those of what it reads of units before."""
+    """Bytes that each unit holds between the halves, and those of what it reads of units before.
+
+    A copy in another layout is read as what it was made of; that of a parameter is no unit's before.
+    """
     held, first = [0.0] * count, [0.0] * count
     root, came = schedule.storage, entering(schedule)
-    maker: dict[str, int] = {}
-    wanted = {root[value] for item in schedule.instructions if item.half == "backward" for value in item.reads}
-    read: set[tuple[int, str]] = set()
+    bases, wanted = set(root.values()), {root[name] for item in schedule.instructions if item.half == "backward" for name in item.reads}
+    maker, origins, read = dict[str, int](), dict[str, str](), set[tuple[int, str]]()
     for item in schedule.instructions:
         if item.half != "forward" or item.microbatch == BEFORE_ALL:
             continue
+        sources = [origins.get(root[value], root[value]) for value in item.reads]
         if item.kind == "run":
             unit = home[schedule.operations[item.of].op.name]
-            for value in item.reads:
-                base = root[value]
-                if base in maker and maker[base] < unit and (unit, base) not in read:
-                    read.add((unit, base))
-                    first[unit] += storage_bytes(schedule, base)
+            for source in sources:
+                if maker.get(source, unit) < unit and (unit, source) not in read:
+                    read.add((unit, source))
+                    first[unit] += storage_bytes(schedule, source)
         else:
-            unit = max((maker.get(root[value], 0) for value in item.reads), default=0)
-        for value in item.writes:
-            base = root[value]
-            if base not in maker and base not in came and base in root.values():
+            unit = max((maker.get(source, 0) for source in sources), default=0)
+        for base in dict.fromkeys(root[value] for value in item.writes):
+            if base in maker or base in origins or base in came or base not in bases:
+                continue
+            if item.kind != "run" and sources:
+                origins[base] = sources[0]
+            else:
                 maker[base] = unit
-                held[unit] += storage_bytes(schedule, base) if base in wanted else 0
+            held[unit] += storage_bytes(schedule, base) if base in wanted else 0
     return held, first
 
 

@@ -165,12 +165,13 @@ class _Planner:
         """The fastest pipeline with any strategies, or by hand."""
         best = drafted.best
         searches = replace(self.searches, has_plan=self.searches.has_plan or best is not None)
+        found = None
         try:
-            found, _ = self._cut_and_plan(searches, drafted.tables, drafted.whole.schedule)
+            if best is None or not searches.is_late:
+                found, _ = self._cut_and_plan(searches, drafted.tables, drafted.whole.schedule)
         except TimeLimitError:
             if best is None:
                 raise
-            found = None
         best = min((one for one in (found, best) if one is not None), key=lambda one: one.times.step, default=None)
         by_hand = self._baselines()
         written = by_hand.find()
@@ -194,6 +195,8 @@ class _Planner:
         """
         best, tried = None, set[tuple[str, ...]]()
         for _ in range(ROUNDS):
+            if best is not None and searches.is_late:
+                break
             cut = self._choose_cut(tables)
             if cut in tried:
                 break
@@ -206,6 +209,7 @@ class _Planner:
                 break
             if made is None:
                 break
+            searches = replace(searches, has_plan=True)
             if best is None or made.times.step < best.times.step:
                 best = made
             if self.asked.cut is not None:

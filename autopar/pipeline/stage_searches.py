@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -99,8 +100,7 @@ class StageSearches:
         known = self._structures[key]
         self._search(known, 1, room)
         for count in _halves(in_flight):
-            if not self._is_served(known, count, room):
-                self._search(known, count, room)
+            self._serve(known, count, room)
             if fitting := self._fitting(known, count, room):
                 break
         return self._in_names(min(fitting, key=lambda one: one.seconds), graph)
@@ -111,22 +111,33 @@ class StageSearches:
     def _found(self, known: _Structure) -> _Found:
         return known.drafts if self.drafts else known.found
 
-    def _is_served(self, known: _Structure, in_flight: int, room: int) -> bool:
-        """Whether a plan fits, as it is or in another order, that is nearly as fast as the fastest for fewer microbatches in flight."""
-        plans = self._found(known)
-        some = [one for (other, limit), one in plans.items() if one is not None and other <= in_flight and limit >= room]
-        fastest = min(some, key=lambda one: one.seconds)
-        most = (1 + WORTH_SEARCHING) * fastest.seconds
-        if any(one.seconds <= most for one in self._fitting(known, in_flight, room)):
-            return True
-        moved = None if (in_flight, room) in plans else self._reorder(fastest, in_flight, room)
-        if moved is None or moved.seconds > most:
-            return False
-        plans[in_flight, room] = moved
-        return True
+    def _serve(self, known: _Structure, in_flight: int, room: int) -> None:
+        """Searches until a plan fits that is nearly as fast as the fastest for fewer microbatches in flight, or until this count is searched.
 
-    def _reorder(self, found: SearchResult, in_flight: int, room: int) -> SearchResult | None:
-        """A plan after local search within what microbatches in flight leave; None where it does not fit."""
+        Where plans for more of them fit, counts are bisected: all between two with plans that are equally fast need no search.
+        After the deadline what fits will do.
+        """
+        plans = self._found(known)
+        while in_flight > 1 and (in_flight, room) not in plans:
+            fastest = {count: self._seconds(known, count, room) for count, limit in plans if count < in_flight and limit >= room}
+            seconds = self._seconds(known, in_flight, room)
+            if seconds <= (1 + WORTH_SEARCHING) * max(fastest.values()) or (seconds < math.inf and self.is_late):
+                return
+            count = in_flight if seconds == math.inf else (max(fastest) + in_flight + 1) // 2
+            moved = self._reorder(known, count, room)
+            if moved is not None and moved.seconds <= (1 + WORTH_SEARCHING) * max(fastest.values()):
+                plans[count, room] = moved
+            else:
+                self._search(known, count, room)
+
+    def _seconds(self, known: _Structure, in_flight: int, room: int) -> float:
+        """Seconds of the fastest plan that fits; infinite without one."""
+        return min((one.seconds for one in self._fitting(known, in_flight, room)), default=math.inf)
+
+    def _reorder(self, known: _Structure, in_flight: int, room: int) -> SearchResult | None:
+        """The fastest plan, in an order from local search within what microbatches in flight leave; None where it does not fit."""
+        some = [one for (count, limit), one in self._found(known).items() if one is not None and count <= in_flight and limit >= room]
+        found = min(some, key=lambda one: one.seconds)
         plan, plain = found.scheduled_plan, found.schedule.graph
         if plan is None or plan.estimated:
             return None
@@ -185,6 +196,11 @@ class StageSearches:
                 schedule = replace(found.schedule, graph=known.graph)
                 plans[in_flight, limit] = replace(found, schedule=schedule, memory=memory(schedule, found.optimizer))
         return plans[in_flight, limit]
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the deadline passed."""
+        return self.deadline is not None and perf_counter() > self.deadline
 
     def _time_left(self) -> float:
         """Wall-clock seconds of a search. Raises TimeLimitError: the deadline passed, and another plan is known."""

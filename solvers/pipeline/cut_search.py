@@ -17,7 +17,7 @@ import numpy as np
 
 from ..kernels import run_warm_ups, schedule_by_list
 from .bounds import AllCuts, bound_sections
-from .chain import fits, line_length, make_chain
+from .chain import line_length, make_chain
 from .incumbent import PipelineIncumbent
 from .intervals import Intervals, Mix
 from .problem import Mode, PipelineProblem
@@ -47,6 +47,9 @@ class CutSearch:
         self.best: State | None = None
         self.left = [] if incumbent.done else starts(self.problem)
         self.seen: set[State] = set()
+        self.chosen: dict[tuple[int, tuple[tuple[int, int], ...]], list[Mix] | None] = {}
+        """The mixes of a device, by its warm-up and the layers of its chunks."""
+        self.most_bytes = math.inf if self.problem.limit is None else self.problem.limit + SETTINGS.byte_tolerance
 
     def run(self, allowed: float, disturbed: int) -> None:
         """Descend from each start that was not tried before, then from the best, disturbed.
@@ -102,20 +105,31 @@ class CutSearch:
         return step
 
     def mixes(self, state: State) -> list[Mix] | None:
-        """The mix of each chunk: fastest first, slower ones with fewer bytes while a device has too many; None where none fits."""
-        offered = [self.intervals.mixes(begin, end) for begin, end in zip((0, *state.ends), state.ends, strict=False)]
+        """The mix of each chunk; None where none fits."""
+        spans, found = list(zip((0, *state.ends), state.ends, strict=False)), dict[int, Mix]()
+        for device, chunks in enumerate(self.chunks_of):
+            key = state.warm_ups[device], tuple(spans[chunk] for chunk in chunks)
+            if key not in self.chosen:
+                self.chosen[key] = self._choose(*key)
+            chosen = self.chosen[key]
+            if chosen is None:
+                return None
+            found.update(zip(chunks, chosen, strict=True))
+        return [found[chunk] for chunk in range(len(spans))]
+
+    def _choose(self, warm_up: int, spans: tuple[tuple[int, int], ...]) -> list[Mix] | None:
+        """The mixes of a device's chunks: fastest first, slower ones with fewer bytes while it has too many; None where none fits."""
+        offered = [self.intervals.mixes(begin, end) for begin, end in spans]
         chosen = [0] * len(offered)
         if self.problem.limit is not None:
-            for device, chunks in enumerate(self.chunks_of):
-                flying = min(state.warm_ups[device], self.problem.microbatches * len(chunks)) / len(chunks)
-                while self._bytes([offered[c][chosen[c]].cost for c in chunks], flying) > self.problem.limit + SETTINGS.byte_tolerance:
-                    lighter = [(c, at) for c in chunks for at in self._lighter(offered[c], chosen[c], flying)]
-                    if not lighter:
-                        return None
-                    chunk, at = min(lighter, key=lambda pair: self._price(offered[pair[0]], chosen[pair[0]], pair[1], flying))
-                    chosen[chunk] = at
-        mixes = [options[at] for options, at in zip(offered, chosen, strict=True)]
-        return mixes if fits(self.problem, [mix.cost for mix in mixes]) else None
+            flying = min(warm_up, self.problem.microbatches * len(spans)) / len(spans)
+            while self._bytes([options[at].cost for options, at in zip(offered, chosen, strict=True)], flying) > self.most_bytes:
+                lighter = [(c, at) for c, options in enumerate(offered) for at in self._lighter(options, chosen[c], flying)]
+                if not lighter:
+                    return None
+                chunk, at = min(lighter, key=lambda pair: self._price(offered[pair[0]], chosen[pair[0]], pair[1], flying))
+                chosen[chunk] = at
+        return [options[at] for options, at in zip(offered, chosen, strict=True)]
 
     def _bytes(self, costs: Sequence[Mode], flying: float) -> float:
         """Bytes of a device's chunks with so many microbatches of each in flight."""

@@ -97,6 +97,41 @@ def figures(seconds: float, peak: int, held: int) -> Any:
     return SimpleNamespace(seconds=seconds, schedule=schedule, memory=SimpleNamespace(peak=peak), optimizer="adamw")
 
 
+def finds(plans: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Searches find these figures, by microbatches in flight, None where nothing fits. The counts searched are added to the list."""
+    tried = list[int]()
+
+    def search(graph: Graph, *rest: Any, **options: Any) -> Any:
+        tried.append(graph.accumulation.in_flight)
+        if plans[tried[-1]] is None:
+            raise InfeasibleError("nothing fits", "")
+        return figures(*plans[tried[-1]])
+
+    monkeypatch.setattr(stage_searches, "find_plan", search)
+    monkeypatch.setattr(stage_searches, "replace", lambda value, **to: replace(value, **to) if isinstance(value, Accumulation) else value)
+    monkeypatch.setattr(stage_searches, "memory", lambda schedule, optimizer: None)
+    monkeypatch.setattr(StageSearches, "_in_names", lambda self, found, graph: found)
+    monkeypatch.setattr(StageSearches, "_reorder", lambda self, known, in_flight, room: None)
+    return tried
+
+
+def test_stages_between_two_whose_plans_are_equally_fast_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 stages that hold 64 microbatches, 63, ... in 70 bytes: those that hold up to 20 take 1.0 s, the others 2.0."""
+    plans = {count: (1.0, 31, 2) if count <= 20 else (2.0, 6, 1) for count in range(2, 65)} | {1: (0.5, 30, 41)}
+    tried = finds(plans, monkeypatch)
+    known, graph = StageSearches(machine("dp=2"), "adamw", True, "low", 0, None, None), graph_of("llama")
+    assert [known.plan(graph, {}, count, 70).seconds for count in range(64, 1, -1)] == [2.0] * 44 + [1.0] * 19
+    assert tried[:4] == [1, 64, 32, 16] and len(tried) <= 14
+
+
+def test_after_the_deadline_a_plan_for_more_microbatches_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless none fits."""
+    tried = finds({1: (1.0, 30, 21), 5: (1.2, 30, 6), 9: (1.4, 30, 4)}, monkeypatch)
+    known, graph = StageSearches(machine("dp=2"), "adamw", True, "low", 0, 0.0, None), graph_of("llama")
+    assert known.plan(graph, {}, 5, 70).seconds == known.plan(graph, {}, 4, 70).seconds == 1.2 and tried == [1, 5]
+    assert known.plan(graph, {}, 9, 70).seconds == 1.4 and tried == [1, 5, 9]
+
+
 @pytest.mark.parametrize(
     ("plans", "searched", "fastest"),
     [
@@ -111,19 +146,7 @@ def test_a_stage_is_searched_for_as_many_microbatches_as_fit(
     plans: dict[int, Any], searched: list[int], fastest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """Five of them in 70 bytes. With 40 bytes nothing is searched again that fits."""
-    tried = list[int]()
-
-    def search(graph: Graph, *rest: Any, **options: Any) -> Any:
-        tried.append(graph.accumulation.in_flight)
-        if plans[tried[-1]] is None:
-            raise InfeasibleError("nothing fits", "")
-        return figures(*plans[tried[-1]])
-
-    monkeypatch.setattr(stage_searches, "find_plan", search)
-    monkeypatch.setattr(stage_searches, "replace", lambda value, **to: replace(value, **to) if isinstance(value, Accumulation) else value)
-    monkeypatch.setattr(stage_searches, "memory", lambda schedule, optimizer: None)
-    monkeypatch.setattr(StageSearches, "_in_names", lambda self, found, graph: found)
-    monkeypatch.setattr(StageSearches, "_reorder", lambda self, found, in_flight, room: None)
+    tried = finds(plans, monkeypatch)
     known = StageSearches(machine("dp=2"), "adamw", True, "low", 0, None, None)
     assert known.plan(graph_of("llama"), {}, 5, 70).seconds == fastest and tried == searched
     assert known.plan(graph_of("llama"), {}, 1, 70).seconds == 1.0 and tried == searched, "known by now"
