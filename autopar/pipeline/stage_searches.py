@@ -112,10 +112,10 @@ class StageSearches:
         return known.drafts if self.drafts else known.found
 
     def _serve(self, known: _Structure, in_flight: int, room: int) -> None:
-        """Searches until a plan fits that is nearly as fast as the fastest for fewer microbatches in flight, or until this count is searched.
+        """Searches until a plan fits that is nearly as fast as the fastest for fewer microbatches in flight, or was searched for this many.
 
-        Where plans for more of them fit, counts are bisected: all between two with plans that are equally fast need no search.
-        After the deadline what fits will do.
+        Where plans for more of them fit, counts are bisected: those between two with plans that are equally fast need no search. After the
+        deadline what fits will do.
         """
         plans = self._found(known)
         while in_flight > 1 and (in_flight, room) not in plans:
