@@ -133,9 +133,8 @@ class Search(SearchState):
 
     @property
     def may_gain_by_crossover(self) -> bool:
-        """Whether a folded solution did not fit; or the free plan of a whole problem does not, and a wide gap is left."""
-        is_open = self.open_gap > self.request.thresholds.loose_gap
-        return self.memory.is_short if self.is_folded else is_open and self.lacks_memory
+        """Whether a folded solution did not fit, or a whole problem has a wide gap left."""
+        return self.memory.is_short if self.is_folded else self.open_gap > self.request.thresholds.loose_gap
 
     @property
     def needs_flips(self) -> bool:
