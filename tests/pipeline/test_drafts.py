@@ -72,6 +72,7 @@ def test_nothing_is_searched_after_the_deadline_where_a_plan_is_known(monkeypatc
     planner = copy(drafted.planner)
     planner.searches = replace(planner.searches, deadline=0.0)
     monkeypatch.setattr(stage_searches, "find_plan", lambda *_, **__: pytest.fail("a search began"))
+    monkeypatch.setattr(planning._Planner, "_choose_cut", lambda *_: pytest.fail("the chain was cut"))
     assert planner.finish(drafted).times.step <= drafted.step
     with pytest.raises(TimeLimitError, match="time for stages"):
         draft_pipeline(capture("llama", 4)[2], replace(request(), deadline=0.0), 2 * drafted.step)
