@@ -118,8 +118,9 @@ class StageSearches:
         deadline what fits will do.
         """
         plans = self._found(known)
-        while in_flight > 1 and (in_flight, room) not in plans:
-            fastest = {count: self._seconds(known, count, room) for count, limit in plans if count < in_flight and limit >= room}
+        while not self._is_searched(known, in_flight, room):
+            fewer = {count for count, _ in plans if count < in_flight and self._is_searched(known, count, room)}
+            fastest = {count: self._seconds(known, count, room) for count in fewer}
             seconds = self._seconds(known, in_flight, room)
             if seconds <= (1 + WORTH_SEARCHING) * max(fastest.values()) or (seconds < math.inf and self.is_late):
                 return
@@ -129,6 +130,16 @@ class StageSearches:
                 plans[count, room] = moved
             else:
                 self._search(known, count, room)
+
+    def _is_searched(self, known: _Structure, in_flight: int, room: int) -> bool:
+        """Whether a search for as many microbatches in flight, within this room or more, has found what there is for it."""
+        plans = self._found(known)
+        return (in_flight, room) in plans or bool(self._wider(known, in_flight, room))
+
+    def _wider(self, known: _Structure, in_flight: int, room: int) -> list[SearchResult]:
+        """Plans for as many microbatches in flight that were found within more room, and fit. Within less none is faster."""
+        plans = [one for (count, more), one in self._found(known).items() if one is not None and count == in_flight and more > room]
+        return [one for one in plans if self.peak(one, in_flight) <= room]
 
     def _seconds(self, known: _Structure, in_flight: int, room: int) -> float:
         """Seconds of the fastest plan that fits; infinite without one."""
@@ -162,18 +173,14 @@ class StageSearches:
         return found.memory.peak + (in_flight - 1) * found.schedule.once(held_between_halves)
 
     def _search(self, known: _Structure, in_flight: int, limit: int) -> SearchResult | None:
-        """The plan with microbatches in flight within a limit, in bytes; None where none fits.
-
-        One that was found within more memory serves where it fits: within less none is faster.
+        """The plan with microbatches in flight within a limit, in bytes, or one that was found within more and fits; None where none does.
 
         Raises:
             InfeasibleError: one microbatch does not fit. TimeLimitError: the deadline passed.
         """
         plans = self._found(known)
-        wider = [one for (count, more), one in plans.items() if one is not None and count == in_flight and more > limit]
-        fitting = [one for one in wider if self.peak(one, in_flight) <= limit]
-        if fitting:
-            return min(fitting, key=lambda one: one.seconds)
+        if wider := self._wider(known, in_flight, limit):
+            return min(wider, key=lambda one: one.seconds)
         if (in_flight, limit) not in plans:
             left = self._time_left()
             if in_flight not in known.shared:

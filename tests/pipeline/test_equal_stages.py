@@ -124,6 +124,19 @@ def test_stages_between_two_whose_plans_are_equally_fast_are_not_searched(monkey
     assert tried[:4] == [1, 64, 32, 16] and len(tried) <= 14
 
 
+def test_a_plan_within_more_room_serves_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = finds({1: (1.0, 30, 21), 5: (1.2, 30, 5)}, monkeypatch)
+    known, graph = StageSearches(machine("dp=2"), "adamw", True, "low", 0, None, None), graph_of("llama")
+    assert [known.plan(graph, {}, 5, room).seconds for room in (70, 60, 50)] == [1.2] * 3 and tried == [1, 5]
+
+
+def test_a_plan_within_more_room_says_nothing_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = finds({1: (1.0, 60, 30), 3: (1.2, 80, 10), 4: (1.4, 40, 10)}, monkeypatch)
+    known, graph = StageSearches(machine("dp=2"), "adamw", True, "low", 0, None, None), graph_of("llama")
+    assert known.plan(graph, {}, 3, 100).seconds == 1.2 and known.plan(graph, {}, 4, 70).seconds == 1.4
+    assert tried == [1, 3, 4]
+
+
 def test_after_the_deadline_a_plan_for_more_microbatches_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless none fits."""
     tried = finds({1: (1.0, 30, 21), 5: (1.2, 30, 6), 9: (1.4, 30, 4)}, monkeypatch)
