@@ -79,8 +79,10 @@ def cross_over_plans(search: SearchState, prices: LearnedOverlap, budget: Budget
     estimate: ScheduledPlan | None = None
     idle = 0
     for _ in range(ROUNDS):
-        search.has_gained = False
-        found, prices = search.recombine((*search.answers, *written), prices, budget, shares, estimate)
+        search.has_gained, plans = False, (*search.answers, *written)
+        if not plans:
+            break
+        found, prices = search.recombine(plans, prices, budget, shares, estimate)
         idle = 0 if search.has_gained else idle + 1
         if found is None or idle > CROSSOVER_IDLE or search.request.draft or budget.over:
             break
