@@ -76,10 +76,12 @@ LEAST_SOLVE_SECONDS = 0.5
 """Wall-clock seconds that a solve may take, however near the time limit is."""
 CLOSE_GAP = 2e-3
 """Gap at which a solve of a large problem, or the search for a plan's limits, stops."""
-CROSSOVER_MOMENTS = 6
-"""Times of a recomputation that crossover tells apart."""
+EXACT_MOMENTS, CROSSOVER_MOMENTS = 16, 6
+"""Times of a recomputation that are told apart in an exact problem, and in crossover."""
 SMALL_TENSOR_SHARE = 1e-3
 """Share of the bytes that backward reads. A tensor below that is not recomputed for its own sake."""
+JOINT_ENTRIES, JOINT_EXACT_ENTRIES = 100_000, 60_000
+"""Edge entries up to which recomputation joins the problem; and, of the resulting problem, up to which all its times are told apart."""
 
 # schedules of answers
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from autopar.search.settings import (
     DEEP_LAYERS,
     ENTRIES_PER_WORK,
+    JOINT_ENTRIES,
     LARGE_ENTRIES,
     LONG_GRAPH,
     LOOSE_GAP,
@@ -22,7 +23,8 @@ class Thresholds:
     """The numbers of ``settings`` that depend on the size of a case; that module gives meaning and measurement of each.
 
     Args:
-        small_entries, large_entries: edge entries of a problem.
+        small_entries, large_entries, joint_entries: edge entries of a problem.
+        exact_entries: edge entries up to which a problem tells all times of recomputations apart.
         coarse_entries, entries_per_work: edge entries of the problem over all choices, and those for each work second left.
         long_graph: operators.
         deep_layers, short_depths: equal layers of a folded graph, and of the graphs from which it is extrapolated.
@@ -31,7 +33,9 @@ class Thresholds:
     """
 
     small_entries: int = SMALL_ENTRIES
+    exact_entries: int = SMALL_ENTRIES
     large_entries: int = LARGE_ENTRIES
+    joint_entries: int = JOINT_ENTRIES
     coarse_entries: int = LARGE_ENTRIES
     entries_per_work: float = ENTRIES_PER_WORK
     long_graph: int = LONG_GRAPH

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
 from autopar.rules import why_once
 from autopar.schedule import Assignment, Schedule, make_schedule, memory
 from autopar.schedule.instructions import LEAN_LIMITS
-from autopar.search import SearchResult, find_plan
+from autopar.search import SearchResult, Thresholds, find_plan
 from autopar.search.baselines.checkpointing import recompute
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
@@ -168,13 +169,20 @@ def test_a_chain_is_no_worse_than_keeping_every_kth(every: int) -> None:
     assert in_sequence(schedule) <= in_sequence(by_hand) * (1 + EXACT)
 
 
-def within(graph: Graph, machine: Machine, limit: int) -> SearchResult:
+COARSE = Thresholds(exact_entries=0, joint_entries=0)
+"""Thresholds under which recomputation is in no problem from the start."""
+
+
+def within(graph: Graph, machine: Machine, limit: int, thresholds: Thresholds, **options: Any) -> SearchResult:
     """The search with recomputation in ``limit`` bytes."""
-    return find_plan(graph, machine, memory_bytes=limit, optimizer="sgd", recompute=True, time_limit=600.0)
+    return find_plan(
+        graph, machine, memory_bytes=limit, optimizer="sgd", recompute=True, time_limit=600.0, thresholds=thresholds, **options
+    )
 
 
+@pytest.mark.parametrize("joint", [0, 400_000])
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed < 3 else pytest.mark.slow) for seed in range(24)])
-def test_crossover_plans_are_no_worse_than_every_set_of_recomputations(seed: int) -> None:
+def test_crossover_plans_are_no_worse_than_every_set_of_recomputations(seed: int, joint: int) -> None:
     """Answers of a coarser problem, made to fit one after another: true bounds, and on one rank, where strategies are one, no loss."""
     graph, machine = drawn(seed), small_machine(seed, "x=1")
     plain = model_of(graph, machine, again=0)
@@ -182,7 +190,7 @@ def test_crossover_plans_are_no_worse_than_every_set_of_recomputations(seed: int
     peaks = sorted({peak for _, peak in known})
     for limit in (peaks[0], peaks[len(peaks) // 2]):
         cheapest = min(seconds for seconds, peak in known if peak <= limit)
-        found = within(graph, machine, limit)
+        found = within(graph, machine, limit, Thresholds(exact_entries=0, joint_entries=joint))
         assert found.memory.peak <= limit
         assert found.bound_seconds <= cheapest * (1 + EXACT)
         assert found.seconds <= cheapest * (1 + 1e-6)
@@ -195,5 +203,15 @@ def test_bound_without_kept_memory_counts_necessary_recomputation() -> None:
     known = list(every_set(graph, decode_assignment(plain, _solved(plain, None)[0]), machine))
     limit = min(peak for _, peak in known)
     cheapest = min(seconds for seconds, peak in known if peak == limit)
-    found = within(graph, machine, limit)
+    found = within(graph, machine, limit, COARSE)
     assert 1.2 * min(seconds for seconds, _ in known) < found.bound_seconds <= cheapest * (1 + EXACT)
+
+
+def test_search_without_crossover_chooses_recomputation_in_the_problem() -> None:
+    """Also in a problem beyond ``joint_entries``, since nothing else makes a plan fit."""
+    graph, machine = drawn(0), small_machine(0, "x=1")
+    plain = model_of(graph, machine, again=0)
+    known = list(every_set(graph, decode_assignment(plain, _solved(plain, None)[0]), machine))
+    limit = min(peak for _, peak in known)
+    found = within(graph, machine, limit, COARSE, skip={"crossover"})
+    assert found.memory.peak <= limit and found.solver != "least memory"

@@ -33,8 +33,10 @@ from autopar.search.settings import (
     CLOSE_GAP,
     CUT_STEP,
     DUAL_LEAST_SHARE,
+    EXACT_MOMENTS,
     GAIN,
     IDLE_ROUNDS,
+    JOINT_EXACT_ENTRIES,
     LAST_PROOF_SHARE,
     MORE_TRIES,
     ROUNDS,
@@ -127,9 +129,19 @@ class Search(SearchState):
             sharing.exact += underpaid
 
     @property
-    def lacks_memory(self) -> bool:
-        """Whether the best plan without a limit does not fit."""
-        return self.memory.free_plan is not None
+    def needs_recomputation(self) -> bool:
+        """Whether the best plan without a limit does not fit, and recomputation is not in the model yet."""
+        return self.memory.may_recompute and self.memory.free_plan is not None
+
+    @property
+    def is_small_with_recomputation(self) -> bool:
+        """Whether the problem stays small with recomputation in it."""
+        return len(self.problem.edge_costs) <= self.request.thresholds.joint_entries
+
+    @property
+    def needs_crossover(self) -> bool:
+        """Whether recomputation is needed in a problem that is too large for it, or for which there is no plan yet."""
+        return self.needs_recomputation and not self.is_small_with_recomputation and (self.size.is_large or not self.has_fitting_plan)
 
     @property
     def may_gain_by_crossover(self) -> bool:
@@ -137,23 +149,39 @@ class Search(SearchState):
         return self.memory.is_short if self.is_folded else self.open_gap > self.request.thresholds.loose_gap
 
     @property
+    def leaves_recomputation_out(self) -> bool:
+        """Whether the problem has no recomputation, and so no bound for short memory, and the gap is worth one."""
+        return self.memory.repairs_by_crossover and self.open_gap > self.request.gap
+
+    @property
     def needs_flips(self) -> bool:
         """Whether a small problem with recomputation is still open."""
-        return self.lacks_memory and self.size.is_small and self.open_gap > self.request.gap
+        return self.memory.free_plan is not None and self.size.is_small and self.open_gap > self.request.gap
 
     def solve_free(self, budget: Budget) -> None:
-        """Finds the best plan without a memory limit, if recomputation may be used.
-
-        Where it does not fit, the problem no longer counts what backward keeps, and crossover makes its solutions fit.
-        """
+        """Finds the best plan without a memory limit, if recomputation may be used."""
         if self.best is not None:
             self.prices = self.prices.learn(self.best.schedule, self.best.slots)
         free = self.solve(self.prices, CLOSE_GAP, limit=UNLIMITED)
         if free is not None and free.memory.peak > self.limit:
-            self.memory.free_plan, self.memory.may_recompute = free, False
-            self.model = without_kept_memory(self.model)
-            self.problem, self.unit = self.model.problem(self.limit)
-            self.memory.cover_rows = CoverRows(self.model, self.limit, pairs=not self.size.is_large)
+            self.memory.free_plan = free
+
+    def allow_recomputation(self, budget: Budget) -> None:
+        """Brings recomputation into the model.
+
+        A small problem tells all its times apart, a larger one has one time. A large problem has none: crossover makes its solutions fit.
+        """
+        space, entries = self.model.space, len(self.problem.edge_costs)
+        exact = build_model(space, recompute_times=EXACT_MOMENTS) if entries <= self.request.thresholds.exact_entries else None
+        if exact is not None and sum(edge.seconds.size for edge in exact.edges) <= JOINT_EXACT_ENTRIES:
+            self.model, self.warm_start = exact, None
+        elif self.is_small_with_recomputation or not (self.has_fitting_plan or self.size.is_large):
+            self.model, self.warm_start = build_model(space, recompute_times=1), None
+        else:
+            self.memory.repairs_by_crossover, self.model = True, without_kept_memory(self.model)
+        self.problem, self.unit = self.model.problem(self.limit)
+        self.memory.cover_rows = CoverRows(self.model, self.limit, pairs=not self.size.is_large)
+        self.memory.may_recompute = self.memory.is_infeasible = False
 
     def cross_over(self, budget: Budget) -> None:
         """Recombines strategies of the solutions so far and of baselines, with less kept."""
@@ -165,9 +193,10 @@ class Search(SearchState):
         Learned prices have local optima: a collective that was waited for stays dear, and its strategy is not chosen again.
         """
         prices = self.prices
-        if self.best is not None and not self.lacks_memory:
+        if self.best is not None and self.memory.free_plan is None:
             prices = LearnedOverlap.first(self.slowdown).learn(self.best.schedule, self.best.slots)
-        begins = self.has_fitting_plan and not (self.lacks_memory or self.is_folded or self.size.is_small)
+        is_tiny = len(self.problem.edge_costs) <= self.request.thresholds.exact_entries
+        begins = self.has_fitting_plan and not self.memory.repairs_by_crossover and not self.is_folded and not is_tiny
         if begins and self.best is not None:
             self.warm_start = solve_fixed(self.model, self.problem, self.best.assignment, self.request.seed, self.budget)
         self._learn_from(prices)
@@ -294,9 +323,10 @@ IN_SEQUENCE: tuple[Phase[Search], ...] = (
 
 BY_STEP: tuple[Phase[Search], ...] = (
     Phase("free plan", 1.0, lambda s: s.memory.may_recompute, Search.solve_free),
-    Phase("crossover", 0.4, lambda s: s.lacks_memory, Search.cross_over),
+    Phase("crossover", 0.4, lambda s: s.needs_crossover, Search.cross_over),
+    Phase("recomputation", 1.0, lambda s: s.needs_recomputation, Search.allow_recomputation),
     Phase("learned prices", 1.0, lambda s: True, Search.learn_prices),
-    Phase("memory dual", 0.35, lambda s: s.request.proves and s.lacks_memory and s.open_gap > s.request.gap, Search.price_memory),
+    Phase("memory dual", 0.35, lambda s: s.request.proves and s.leaves_recomputation_out, Search.price_memory),
     Phase("surrogate bound", 0.5, lambda s: s.request.proves and (s.work_left > 0 or s.best is None), Search.raise_bound),
     Phase("memory dual", 0.35, lambda s: s.request.proves and s.is_folded and s.memory.is_short, Search.price_memory),
     Phase("decomposition", 1.0, lambda s: bool(s.claims.pending), Search.prove_claims),

@@ -128,16 +128,17 @@ class MemoryPolicy:
         cover_rows: bytes reserved in the problem for schedules.
         may_recompute: recomputation may still come into the model.
         recompute_times: number of times of a recomputation that are told apart by crossover; 0: there is none.
+        repairs_by_crossover: crossover makes solutions fit, because the problem does not count what backward keeps.
         is_loose: every solution without the limit has respected it.
         is_short: a solution of a folded problem did not fit. Such a problem prices memory roughly, so the whole one is solved instead.
         is_infeasible: no choices respect the limit.
-        free_plan: the best plan without limit and without recomputation, if it does not fit. The problem then counts nothing of what
-            backward keeps, and crossover makes solutions fit.
+        free_plan: the best plan without limit and without recomputation, if it does not fit.
     """
 
     cover_rows: CoverRows
     may_recompute: bool
     recompute_times: int
+    repairs_by_crossover: bool = False
     is_loose: bool = True
     is_short: bool = False
     is_infeasible: bool = False
@@ -293,7 +294,7 @@ class SearchState:
         self.has_gained = self.offer(found, solution.method)
         if solution.message == INTERRUPTED:
             raise KeyboardInterrupt
-        if self.memory.free_plan is not None and found.memory.peak > self.limit:
+        if self.memory.repairs_by_crossover and found.memory.peak > self.limit:
             prices = weights if isinstance(weights, LearnedOverlap) else LearnedOverlap.first(self.slowdown)
             return self.recombine_one(found, prices) or found
         return found

@@ -44,7 +44,7 @@ def solve_until_fits(search: SearchState, weights: Weights, gap: float) -> Sched
             if not search.memory.cover_rows.ease():
                 break
         elif (
-            search.memory.free_plan is not None
+            search.memory.repairs_by_crossover
             or search.is_folded
             or answer.memory.peak <= search.limit
             or not _reserve_excess(search, answer)
