@@ -145,8 +145,11 @@ class Search(SearchState):
 
     @property
     def may_gain_by_crossover(self) -> bool:
-        """Whether a folded solution did not fit, or a whole problem has a wide gap left."""
-        return self.memory.is_short if self.is_folded else self.open_gap > self.request.thresholds.loose_gap
+        """Whether a folded solution did not fit, or a whole problem has a wide gap left. A search without a bound knows no gap."""
+        if self.is_folded:
+            return self.memory.is_short
+        knows_why = self.request.proves or self.memory.free_plan is not None
+        return knows_why and self.open_gap > self.request.thresholds.loose_gap
 
     @property
     def leaves_recomputation_out(self) -> bool:
