@@ -62,22 +62,23 @@ def _no_process_group_is_left() -> Iterator[None]:
         pytest.fail("the test leaves a process group behind")
 
 
-SHORT_SEARCHES = {
-    "cli", "importer", "integrations", "padded", "report", "runtime", "serving", "test_api.py", "test_context_parallel.py",
-    "test_losses.py", "test_microbatches.py", "test_old_plans.py", "test_placements.py", "test_plan.py", "test_recurrence.py",
-    "test_similarities.py", "tuning", "verify",
-}  # fmt: skip
-"""Folders and files of tests that need a plan, but not how good it is: their searches do less work."""
 PART_OF_WORK = 0.05
-"""Part of the work that is done there. A plan is found long before the work is used up; proofs take most of it."""
-LESS_OF_WORK = {"runtime": 0.02, "verify": 0.02}
-"""The same where each search has all of it: where several share it, some find no plan."""
+"""Part of a search's work for a test that needs a plan, but not how good it is: plans are found early, proofs take most of the work."""
+SHORT_SEARCHES = {
+    **dict.fromkeys((
+        "cli", "importer", "integrations", "padded", "report", "serving", "test_api.py", "test_context_parallel.py", "test_losses.py",
+        "test_microbatches.py", "test_old_plans.py", "test_placements.py", "test_plan.py", "test_recurrence.py", "test_similarities.py",
+        "tuning",
+    ), PART_OF_WORK),
+    "pipeline": 0.25, "runtime": 0.02, "verify": 0.02,
+}  # fmt: skip
+"""Folders and files of such tests, and the part. Stages of a pipeline share the work of one search; other searches have all of it."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _short_searches(request: pytest.FixtureRequest) -> Iterator[None]:
     place = request.path.relative_to(Path(__file__).parent).parts[0]
-    with part_of_work(LESS_OF_WORK.get(place, PART_OF_WORK)) if place in SHORT_SEARCHES else nullcontext():
+    with part_of_work(SHORT_SEARCHES[place]) if place in SHORT_SEARCHES else nullcontext():
         yield
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import autopar
+from autopar import zoo
 from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.pipeline import planning, stage_searches
 from autopar.pipeline.planning import DraftedPipeline, draft_pipeline
@@ -47,6 +49,18 @@ def test_finishing_makes_no_pipeline_slower_and_keeps_its_bound(name: str) -> No
     found = drafted.finish()
     assert 0 < found.bound_seconds <= found.times.step <= drafted.step < math.inf
     assert drafted.bound(split=True) <= drafted.bound(split=False) <= drafted.step
+
+
+@pytest.mark.slow
+def test_eight_stages_are_drafted_in_little_memory() -> None:
+    """Each has a fraction of a search's work, and keeps other activations than the one before, since it holds fewer microbatches."""
+    given = zoo.build("llama3", layers=8, batch=16, seq=512, width=256, heads=8, kv_heads=4, hidden=688, vocab=1024)
+    graph = autopar.capture(given.model, given.args, microbatches=16)
+    asked = PipelineRequest(machine("pp=8,dp=1,tp=2"), 1 << 40, effort="low")
+    roomy, tight = (draft_pipeline(graph, replace(asked, memory_limit=limit), math.inf) for limit in (1 << 40, 24 << 20))
+    assert roomy is not None and roomy.best is not None and max(roomy.best.times.peaks) > 2 * (24 << 20)
+    assert tight is not None and tight.best is not None and max(tight.best.times.peaks) <= 24 << 20
+    assert tight.step < 1.5 * roomy.step
 
 
 def test_a_pipeline_that_the_bound_rules_out_is_not_drafted() -> None:

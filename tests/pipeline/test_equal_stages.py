@@ -22,6 +22,7 @@ from autopar.recording.pipelines import record_pipeline
 from autopar.schedule import memory
 from autopar.search import find_plan
 from tests.pipeline.models import capture, machine
+from tests.work import part_of_work
 
 CUT = ("layers.1", "layers.2", "layers.3")
 
@@ -46,6 +47,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
 
 
 @pytest.mark.parametrize("model", ["llama", "moe"])
+@part_of_work(0.5)
 def test_inner_stages_share_one_search_and_their_plans_hold(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(model)
     searched = searches(monkeypatch)
@@ -138,11 +140,12 @@ def test_a_plan_within_more_room_says_nothing_where_it_does_not_fit(monkeypatch:
 
 
 def test_after_the_deadline_a_plan_for_more_microbatches_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless none fits."""
-    tried = finds({1: (1.0, 30, 21), 5: (1.2, 30, 6), 9: (1.4, 30, 4)}, monkeypatch)
+    """Unless none fits: then one is searched once more, and the most that fit by then are taken."""
+    tried = finds({1: (1.0, 30, 21), 5: (1.2, 30, 6), 9: (1.4, 30, 4), 20: None}, monkeypatch)
     known, graph = StageSearches(machine("dp=2"), "adamw", True, "low", 0, 0.0, None), graph_of("llama")
     assert known.plan(graph, {}, 5, 70).seconds == known.plan(graph, {}, 4, 70).seconds == 1.2 and tried == [1, 5]
     assert known.plan(graph, {}, 9, 70).seconds == 1.4 and tried == [1, 5, 9]
+    assert known.plan(graph, {}, 20, 70).seconds == 1.4 and tried == [1, 5, 9, 20]
 
 
 @pytest.mark.parametrize(
@@ -150,15 +153,16 @@ def test_after_the_deadline_a_plan_for_more_microbatches_serves(monkeypatch: pyt
     [
         ({1: (1.0, 30, 5)}, [1], 1.0),
         ({1: (1.0, 30, 11), 5: (1.2, 30, 5)}, [1, 5], 1.2),
-        ({1: (1.0, 30, 50), 5: None, 2: (1.3, 30, 10)}, [1, 5, 2], 1.3),
-        ({1: (1.0, 70, 60), 5: None, 2: None}, [1, 5, 2], 1.0),
+        ({1: (1.0, 30, 50), 5: None, 3: (1.3, 30, 19), 4: (1.4, 30, 10)}, [1, 5, 3, 4], 1.4),
+        ({1: (1.0, 30, 50), 5: None, 3: None, 2: (1.3, 30, 10)}, [1, 5, 3, 2], 1.3),
+        ({1: (1.0, 70, 60), 5: None, 3: None, 2: None}, [1, 5, 3, 2], 1.0),
     ],
-    ids=("it fits", "for five", "for two", "for one"),
+    ids=("it fits", "for five", "for four", "for two", "for one"),
 )  # fmt: skip
 def test_a_stage_is_searched_for_as_many_microbatches_as_fit(
     plans: dict[int, Any], searched: list[int], fastest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    """Five of them in 70 bytes. With 40 bytes nothing is searched again that fits."""
+    """Five of them in 70 bytes, else as many as bisection finds. With 40 bytes nothing is searched again that fits."""
     tried = finds(plans, monkeypatch)
     known = StageSearches(machine("dp=2"), "adamw", True, "low", 0, None, None)
     assert known.plan(graph_of("llama"), {}, 5, 70).seconds == fastest and tried == searched
