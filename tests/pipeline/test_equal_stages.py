@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autopar.check.pipelines import check_pipeline
-from autopar.errors import InfeasibleError
+from autopar.errors import AutoparError, InfeasibleError, TimeLimitError
 from autopar.graph import Accumulation, Graph
 from autopar.pipeline import cut_graph, stage_searches
 from autopar.pipeline.clock import measure_stage
@@ -25,6 +25,7 @@ from tests.pipeline.models import capture, machine
 from tests.work import part_of_work
 
 CUT = ("layers.1", "layers.2", "layers.3")
+NOTHING, TOO_LITTLE_WORK = InfeasibleError("nothing fits", ""), TimeLimitError("no plan was found with this effort", "")
 
 
 @lru_cache
@@ -100,14 +101,15 @@ def figures(seconds: float, peak: int, held: int) -> Any:
 
 
 def finds(plans: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Searches find these figures, by microbatches in flight, None where nothing fits. The counts searched are added to the list."""
+    """Searches find these figures, by microbatches in flight, or raise the error. The counts searched are added to the list."""
     tried = list[int]()
 
     def search(graph: Graph, *rest: Any, **options: Any) -> Any:
         tried.append(graph.accumulation.in_flight)
-        if plans[tried[-1]] is None:
-            raise InfeasibleError("nothing fits", "")
-        return figures(*plans[tried[-1]])
+        found = plans[tried[-1]]
+        if isinstance(found, AutoparError):
+            raise found
+        return figures(*found)
 
     monkeypatch.setattr(stage_searches, "find_plan", search)
     monkeypatch.setattr(stage_searches, "replace", lambda value, **to: replace(value, **to) if isinstance(value, Accumulation) else value)
@@ -141,7 +143,7 @@ def test_a_plan_within_more_room_says_nothing_where_it_does_not_fit(monkeypatch:
 
 def test_after_the_deadline_a_plan_for_more_microbatches_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless none fits: then one is searched once more, and the most that fit by then are taken."""
-    tried = finds({1: (1.0, 30, 21), 5: (1.2, 30, 6), 9: (1.4, 30, 4), 20: None}, monkeypatch)
+    tried = finds({1: (1.0, 30, 21), 5: (1.2, 30, 6), 9: (1.4, 30, 4), 20: NOTHING}, monkeypatch)
     known, graph = StageSearches(machine("dp=2"), "adamw", True, "low", 0, 0.0, None), graph_of("llama")
     assert known.plan(graph, {}, 5, 70).seconds == known.plan(graph, {}, 4, 70).seconds == 1.2 and tried == [1, 5]
     assert known.plan(graph, {}, 9, 70).seconds == 1.4 and tried == [1, 5, 9]
@@ -153,9 +155,9 @@ def test_after_the_deadline_a_plan_for_more_microbatches_serves(monkeypatch: pyt
     [
         ({1: (1.0, 30, 5)}, [1], 1.0),
         ({1: (1.0, 30, 11), 5: (1.2, 30, 5)}, [1, 5], 1.2),
-        ({1: (1.0, 30, 50), 5: None, 3: (1.3, 30, 19), 4: (1.4, 30, 10)}, [1, 5, 3, 4], 1.4),
-        ({1: (1.0, 30, 50), 5: None, 3: None, 2: (1.3, 30, 10)}, [1, 5, 3, 2], 1.3),
-        ({1: (1.0, 70, 60), 5: None, 3: None, 2: None}, [1, 5, 3, 2], 1.0),
+        ({1: (1.0, 30, 50), 5: NOTHING, 3: (1.3, 30, 19), 4: (1.4, 30, 10)}, [1, 5, 3, 4], 1.4),
+        ({1: (1.0, 30, 50), 5: TOO_LITTLE_WORK, 3: NOTHING, 2: (1.3, 30, 10)}, [1, 5, 3, 2], 1.3),
+        ({1: (1.0, 70, 60), 5: NOTHING, 3: NOTHING, 2: NOTHING}, [1, 5, 3, 2], 1.0),
     ],
     ids=("it fits", "for five", "for four", "for two", "for one"),
 )  # fmt: skip
