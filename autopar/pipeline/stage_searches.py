@@ -26,8 +26,8 @@ UNLIMITED = 1 << 62
 WORTH_SEARCHING = 0.04
 """Share of a stage's seconds that a plan for fewer microbatches in flight must save, for one to be searched for more of them.
 
-Llama-3-70B on 8 stages in 40 GiB takes 4.28 s a step with it and with 0.01, and the search 68 and 92 CPU seconds. 16 stages of a small
-layer each, in 40 MiB, take 20.9 and 20.8 ms, for 115 and 166 CPU seconds.
+Llama-3-70B on 8 stages in 40 GiB takes 4.28 s a step with it and with 0.01. The search takes 68 and 92 CPU seconds.
+16 stages of a small layer each take 21.0 and 20.9 ms in 40 MiB. The search takes 115 and 182 CPU seconds.
 """
 STAGE_EFFORT = 0.2
 """Share of a search's work for one plan of a stage. A stage of 70B in 40 GiB takes 2.16 s with it, 2.12 with 0.25, 2.14 with all."""

@@ -53,7 +53,7 @@ def test_finishing_makes_no_pipeline_slower_and_keeps_its_bound(name: str) -> No
 
 @pytest.mark.slow
 def test_eight_stages_are_drafted_in_little_memory() -> None:
-    """Each has a fraction of a search's work, and keeps other activations than the one before, since it holds fewer microbatches."""
+    """Each has a fraction of a search's work. Each holds fewer microbatches than the one before, and keeps other activations."""
     given = zoo.build("llama3", layers=8, batch=16, seq=512, width=256, heads=8, kv_heads=4, hidden=688, vocab=1024)
     graph = autopar.capture(given.model, given.args, microbatches=16)
     asked = PipelineRequest(machine("pp=8,dp=1,tp=2"), 1 << 40, effort="low")
