@@ -47,6 +47,9 @@ SHARE_OF_WAKING = 0.25
 busy in one look of a hundred, on a full machine in more. One that computes is found so in all, however little it gets of a processor."""
 GRACE_SECONDS = 1.0
 """After a first failure, how long to wait for the others': the cause often comes a moment after its consequences."""
+TERMINATE_SECONDS, KILL_SECONDS = 2.0, 120.0
+"""How long to wait for ranks to end by SIGTERM, and then by SIGKILL. A killed process needs a processor to end: one of idle priority on a
+full core took 13 s."""
 LOOK_SECONDS = 0.5
 """Seconds between two looks at a silent rank."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -308,10 +311,10 @@ def _explain(failures: Sequence[Failure], ranks: int, name: str) -> AutoparError
 
 
 def _stop(processes: Sequence[BaseProcess]) -> None:
-    for end in (BaseProcess.terminate, BaseProcess.kill):
+    for end, seconds in ((BaseProcess.terminate, TERMINATE_SECONDS), (BaseProcess.kill, KILL_SECONDS)):
         for process in processes:
             if process.is_alive():
                 end(process)
-        limit = time.monotonic() + 2.0
+        limit = time.monotonic() + seconds
         for process in processes:
             process.join(max(0.0, limit - time.monotonic()))
