@@ -74,13 +74,9 @@ class ScheduledBaselines:
                 break
             least = min((rival.placed_seconds for rival in rivals.values() if rival.memory.peak <= search.limit), default=math.inf)
             rivals[name] = search.schedule(assignment, None, tries=0, incumbent_seconds=least)
-        few = search.size.is_large or search.size.is_long
-        if not few:
-            self._tune(search, len(rivals), separately=may_recompute)
         if may_recompute:
             rivals.update(_recomputing_variants(rivals, search))
-        if few:
-            self._tune(search, TUNED_BASELINES, separately=False)
+        self._tune(search)
 
     def _assignments(self, model: Model, space: Space, pins: Pins) -> dict[str, Assignment]:
         """The baselines, of the folded graph if all treat equal layers alike, else of the whole graph."""
@@ -89,21 +85,18 @@ class ScheduledBaselines:
             return find_baselines(replace(space, graph=model.planned_graph, pins=pins))
         return found
 
-    def _tune(self, search: SearchState, count: int, *, separately: bool) -> None:
-        """Tries limits of the schedule passes for the ``count`` fastest baselines, beginning with the limits of the fastest so far.
+    def _tune(self, search: SearchState) -> None:
+        """Tries limits of the schedule passes for the fastest baselines, beginning with the limits of the fastest so far.
 
         A baseline that trails the fastest gets few tries.
-
-        Args:
-            separately: each is tuned alone, so that its limits show whether memory binds it.
         """
         best: ScheduledPlan | None = None
-        for name in _sorted_by_worth(self.rivals, search.limit)[:count]:
+        for name in _sorted_by_worth(self.rivals, search.limit)[:TUNED_BASELINES]:
             limits = best.limits if best is not None else None
             beside = best.placed_seconds if best is not None else math.inf
             found = search.schedule(self.rivals[name].assignment, limits, search.size.tries, beside)
             self.rivals[name] = found
-            best = found if not separately and found.better(best, search.limit) else best
+            best = found if found.better(best, search.limit) else best
 
     def unfold(self, model: Model) -> None:
         """Turns folded baselines into plans of the planned graph, for a search that follows."""
@@ -132,7 +125,7 @@ def _recomputing_variants(rivals: Mapping[str, ScheduledPlan], search: SearchSta
         for policy, leaner in apply_policies(graph, plan, model.space.machine):
             if search.work_left <= 0:
                 return found
-            tried = search.schedule(leaner, None, tries=0 if search.size.is_large else search.size.tries)
+            tried = search.schedule(leaner, None, tries=0)
             found[f"{name}+{policy}"] = tried
             if tried.memory.peak <= limit:
                 best = min(best, tried.seconds)
