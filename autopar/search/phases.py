@@ -16,21 +16,18 @@ class FailedPhaseWarning(UserWarning):
     """A phase of the search ended in a contradiction of its own; the plan before it stands."""
 
 
-class Standing(Protocol):
+class PhaseState(Protocol):
     """The state that a phase works on."""
 
     telemetry: Telemetry
+    budget: Budget
 
     def standing(self) -> tuple[float, float]:
         """Step seconds of the incumbent, and bound seconds."""
         ...
 
-    def part(self, share: float) -> Budget:
-        """A budget of ``share`` of the work left."""
-        ...
 
-
-State = TypeVar("State", bound=Standing)
+State = TypeVar("State", bound=PhaseState)
 
 
 @dataclass(frozen=True)
@@ -39,15 +36,15 @@ class Phase(Generic[State]):
 
     Args:
         name: of the idea. Phases of one name are left out together (``skip``).
-        share: of the work left, that the phase may spend.
         when: whether it applies now.
         run: runs it within a budget.
+        share: of the work left, for the budget. A phase that may spend all of it need not read its budget.
     """
 
     name: str
-    share: float
     when: Callable[[State], bool]
     run: Callable[[State, Budget], object]
+    share: float = 1.0
 
 
 def run_phases(phases: Iterable[Phase[State]], state: State) -> None:
@@ -59,7 +56,7 @@ def run_phases(phases: Iterable[Phase[State]], state: State) -> None:
         if phase.name not in state.telemetry.skip and phase.when(state):
             try:
                 with state.telemetry.phase(phase.name, state.standing):
-                    phase.run(state, state.part(phase.share))
+                    phase.run(state, state.budget.share(phase.share))
             except AssertionError as error:
                 if not math.isfinite(state.standing()[0]):
                     raise

@@ -12,9 +12,6 @@ from autopar.effort import Meter
 
 log = logging.getLogger("autopar")
 
-Standing = Callable[[], tuple[float, float]]
-"""Returns the seconds of the incumbent's step (infinite without one that fits), and of the bound."""
-
 
 @dataclass(frozen=True)
 class PhaseRecord:
@@ -57,8 +54,12 @@ class Telemetry:
         return Telemetry(self.meter, self.skip, (*self.place, place), self.records)
 
     @contextmanager
-    def phase(self, name: str, standing: Standing) -> Iterator[None]:
-        """Records what the block does."""
+    def phase(self, name: str, standing: Callable[[], tuple[float, float]]) -> Iterator[None]:
+        """Records what the block does.
+
+        Args:
+            standing: gives the seconds of the incumbent's step (infinite without one that fits), and of the bound.
+        """
         step, bound = standing()
         work, seconds = self.meter.spent, process_time()
         try:

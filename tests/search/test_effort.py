@@ -199,8 +199,9 @@ class Walk:
     def standing(self) -> tuple[float, float]:
         return self.step, self.bound
 
-    def part(self, share: float) -> Budget:
-        return Budget(self.telemetry.meter, 8.0).share(share)
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.telemetry.meter, 8.0)
 
 
 def find(walk: Walk, budget: Budget) -> None:
@@ -223,9 +224,9 @@ def interrupt(walk: Walk, budget: Budget) -> None:
 
 
 PHASES = (
-    Phase[Walk]("find", 1.0, lambda walk: True, find),
-    Phase[Walk]("prove", 0.25, lambda walk: walk.step < math.inf, prove),
-    Phase[Walk]("find", 1.0, lambda walk: walk.bound == 0.0, find),
+    Phase[Walk]("find", lambda walk: True, find),
+    Phase[Walk]("prove", lambda walk: walk.step < math.inf, prove, 0.25),
+    Phase[Walk]("find", lambda walk: walk.bound == 0.0, find),
 )
 
 
@@ -257,7 +258,7 @@ def test_phases_of_a_name_are_left_out_together(name: str, left: list[str]) -> N
 def test_a_phase_that_is_interrupted_is_recorded() -> None:
     some = walk()
     with pytest.raises(KeyboardInterrupt):
-        run_phases((Phase[Walk]("find", 1.0, lambda walk: True, interrupt), *PHASES), some)
+        run_phases((Phase[Walk]("find", lambda walk: True, interrupt), *PHASES), some)
     assert [(record.name, record.work, record.step_after) for record in some.telemetry.records] == [("find", 4.0, 2.0)]
 
 
@@ -267,7 +268,7 @@ def contradict(walk: Walk, budget: Budget) -> None:
 
 
 def test_a_phase_that_contradicts_itself_leaves_the_plan_before_it() -> None:
-    some, failing = walk(), Phase[Walk]("contradict", 1.0, lambda walk: True, contradict)
+    some, failing = walk(), Phase[Walk]("contradict", lambda walk: True, contradict)
     with pytest.warns(FailedPhaseWarning, match="the phase 'contradict' of the search failed.*one is not the other"):
         run_phases((PHASES[0], failing, PHASES[1]), some)
     assert some.done == ["find", "contradict", "prove"] and some.step == 2.0

@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+import autopar
 from autopar import effort, solvers
 from autopar.cost_models import Machine
 from autopar.errors import InfeasibleError, TimeLimitError
@@ -178,3 +180,9 @@ def test_search_that_solves_nothing_names_the_least_memory_known() -> None:
     phases = frozenset(phase.name for phase in BY_STEP)
     with pytest.raises(InfeasibleError, match=r"in 4 B a rank.*least known"):
         find_plan(small_graph(1), small_machine(1, "2x2"), memory_bytes=4, skip=phases)
+
+
+@pytest.mark.parametrize("mode", ["train", "inference"])
+def test_a_graph_without_operators_has_a_plan_of_no_time(mode: Any) -> None:
+    plan = autopar.plan(torch.nn.Identity(), (torch.ones(8, 4),), mesh="dp=2", hardware="h100-sxm", memory="1GiB", mode=mode)
+    assert plan.objective.seconds == 0.0 and plan.objective.status == "optimal"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import autopar
-from autopar.errors import InfeasibleError
+from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.plan import Plan
 from autopar.recording import replay
 from autopar.schedule import step_seconds
-from autopar.search import find_plan
-from autopar.search.driver.offloading import _HostSearch
+from autopar.search import SearchResult, find_plan
+from autopar.search.driver.offloading import _HostSearch, find_plan_with_host
 from tests.offloading import LIMITS, STATES_LIMIT, graph, hardware, hosted, make, offloaded, short_graph
 
 
@@ -91,3 +92,31 @@ def test_of_several_microbatches_states_are_copied_once() -> None:
         best = max(kept + (carried - kept) // 2 for kept in range(0, min(states, carried) + 1, 100))
         assert one._most_on_host(seconds) == carried and best <= two._most_on_host(seconds) <= best + 100
     assert _HostSearch(graph(2), machine, 1000, 1.0, 1.0, find_plan, {"optimizer": "sgd"})._most_on_host(1e-2) == round(1e9 * 1e-2) // 2
+
+
+def _with_host(*outcomes: SearchResult | BaseException) -> SearchResult:
+    """The result where the searches under the limit and under larger ones end so, one after another."""
+    left = iter(outcomes)
+
+    def find(*args: Any, **asked: Any) -> SearchResult:
+        outcome = next(left)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    machine = replay(offloaded(), graph()).machine
+    return find_plan_with_host(graph(), machine, memory_bytes=10**9, optimizer="adamw", time_limit=60.0, effort="low", find=find)
+
+
+def test_an_interrupt_leaves_the_plan_that_fits() -> None:
+    fitting = find_plan(graph(), replay(offloaded(), graph()).machine, memory_bytes=10**9, effort="low")
+    found = _with_host(fitting, KeyboardInterrupt())
+    assert found.seconds == fitting.seconds and found.interrupted
+    with pytest.raises(KeyboardInterrupt):
+        _with_host(KeyboardInterrupt())
+
+
+def test_a_search_that_ran_out_of_time_counts_as_cut() -> None:
+    fitting = find_plan(graph(), replay(offloaded(), graph()).machine, memory_bytes=10**9, effort="low")
+    assert not fitting.cut and _with_host(TimeLimitError("no plan was found in 1 s", "allow more time"), fitting, fitting).cut
+    assert not _with_host(fitting, fitting, fitting).cut

@@ -47,6 +47,7 @@ from autopar.search.settings import (
     HOST_HIDDEN_SHARE,
     HOST_SHARES,
     LONG_TRIES,
+    NEAR,
     PROOF,
     ROUNDS,
     WHOLE_GAP,
@@ -111,7 +112,12 @@ class _HostSearch:
         except (InfeasibleError, TimeLimitError) as error:
             failure = error
         if self.graph.mode == "train" and not self.interrupted:
-            self._climb()
+            try:
+                self._climb()
+            except KeyboardInterrupt:
+                if self.best is None:
+                    raise
+                self.interrupted = True
         if self.best is None:
             assert failure is not None
             raise failure
@@ -140,9 +146,13 @@ class _HostSearch:
     def _search(self, limit: int, share: float) -> SearchResult:
         """The result under a limit; its bound is kept."""
         seconds = max(self.deadline - perf_counter(), 0.0)
-        found = self.find(
-            self.graph, self.machine, memory_bytes=limit, time_limit=seconds, effort_share=share * self.effort_share, **self.asked
-        )  # fmt: skip
+        try:
+            found = self.find(
+                self.graph, self.machine, memory_bytes=limit, time_limit=seconds, effort_share=share * self.effort_share, **self.asked
+            )  # fmt: skip
+        except TimeLimitError:
+            self.cut = True
+            raise
         self.solve_seconds += found.solve_seconds
         self.trace += found.trace
         self.interrupted |= found.interrupted
@@ -269,5 +279,5 @@ class _Fitting:
             found = self._schedule(assignment, LONG_TRIES)
             if found.memory.peak <= self.limit and host_peak(found.schedule, self.optimizer) <= self.host_bytes:
                 return found
-            target -= max(found.memory.peak - self.limit, self.limit // 200)
+            target -= max(found.memory.peak - self.limit, round(NEAR * self.limit))
         return None

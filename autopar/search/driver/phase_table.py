@@ -38,6 +38,7 @@ from autopar.search.settings import (
     IDLE_ROUNDS,
     JOINT_EXACT_ENTRIES,
     LAST_PROOF_SHARE,
+    LEAST_SOLVE_WORK,
     MORE_TRIES,
     ROUNDS,
     SOLVE_SHARE,
@@ -253,7 +254,7 @@ class Search(SearchState):
         for number in range(ROUNDS):
             before = self.claims.bound
             ask = self.solve if number == 0 or not (self.size.is_large or self.size.is_long) else self.solve_choices
-            open_gap = 1 - before / self.best.seconds if self.best is not None and self.has_fitting_plan else 1.0
+            open_gap = min(self.open_gap_of(before), 1.0)
             limit = UNLIMITED if self.memory.may_recompute else None
             found = ask(mixture, bound_solve_gap(open_gap, before, reachable, idle), proves=True, limit=limit)
             if self.last_solution is not None and self.last_solution.message == INTERRUPTED:
@@ -313,28 +314,28 @@ class Search(SearchState):
             self.claims.pending.clear()
         for bound, optimum, weights, choices in sorted(self.claims.pending, key=lambda claim: claim[0], reverse=True):
             if bound > self.bound * (1 + GAIN):
-                turn = self.budget.at_most(min(self.work_left, SOLVE_SHARE * self.total_work)).at_least(1.0)
+                turn = self.budget.at_most(min(self.work_left, SOLVE_SHARE * self.total_work)).at_least(LEAST_SOLVE_WORK)
                 self.bound = max(self.bound, self.model.prove_bound(weights, bound, optimum, turn, choices))
         self.claims.pending.clear()
 
 
 IN_SEQUENCE: tuple[Phase[Search], ...] = (
-    Phase("exact solve", 1.0, lambda s: True, Search.solve_in_sequence),
-    Phase("shared reshards", 1.0, lambda s: s.open_gap > s.request.gap, Search.share_reshards),
+    Phase("exact solve", lambda s: True, Search.solve_in_sequence),
+    Phase("shared reshards", lambda s: s.open_gap > s.request.gap, Search.share_reshards),
 )
 """Phases under the communication model, where nothing overlaps."""
 
 BY_STEP: tuple[Phase[Search], ...] = (
-    Phase("free plan", 1.0, lambda s: s.memory.may_recompute, Search.solve_free),
-    Phase("crossover", 0.4, lambda s: s.needs_crossover, Search.cross_over),
-    Phase("recomputation", 1.0, lambda s: s.needs_recomputation, Search.allow_recomputation),
-    Phase("learned prices", 1.0, lambda s: True, Search.learn_prices),
-    Phase("memory dual", 0.35, lambda s: s.request.proves and s.leaves_recomputation_out, Search.price_memory),
-    Phase("surrogate bound", 0.5, lambda s: s.request.proves and (s.work_left > 0 or s.best is None), Search.raise_bound),
-    Phase("memory dual", 0.35, lambda s: s.request.proves and s.is_folded and s.memory.is_short, Search.price_memory),
-    Phase("decomposition", 1.0, lambda s: bool(s.claims.pending), Search.prove_claims),
-    Phase("crossover", 0.65, lambda s: s.may_gain_by_crossover, Search.cross_over),
-    Phase("recomputation flips", 0.5, lambda s: s.needs_flips, flip_recomputation),
-    Phase("limit search", 1.0, lambda s: True, Search.search_limits),
+    Phase("free plan", lambda s: s.memory.may_recompute, Search.solve_free),
+    Phase("crossover", lambda s: s.needs_crossover, Search.cross_over, 0.4),
+    Phase("recomputation", lambda s: s.needs_recomputation, Search.allow_recomputation),
+    Phase("learned prices", lambda s: True, Search.learn_prices),
+    Phase("memory dual", lambda s: s.request.proves and s.leaves_recomputation_out, Search.price_memory, 0.35),
+    Phase("surrogate bound", lambda s: s.request.proves and (s.work_left > 0 or s.best is None), Search.raise_bound, 0.5),
+    Phase("memory dual", lambda s: s.request.proves and s.is_folded and s.memory.is_short, Search.price_memory, 0.35),
+    Phase("decomposition", lambda s: bool(s.claims.pending), Search.prove_claims),
+    Phase("crossover", lambda s: s.may_gain_by_crossover, Search.cross_over, 0.65),
+    Phase("recomputation flips", lambda s: s.needs_flips, flip_recomputation, 0.5),
+    Phase("limit search", lambda s: True, Search.search_limits),
 )
 """Phases under a model of time, in order."""

@@ -61,9 +61,9 @@ def search_model(
                 search.offer(search.schedule(plan, None if number else start, tries=search.size.tries), "merged axes")
 
     beginning = (
-        Phase[Search]("known plans", 1.0, lambda s: bool(known), offer_known),
-        Phase[Search]("plans of merged axes", 1.0, lambda s: bool(plans), schedule_given),
-        Phase[Search]("baselines", 1.0, lambda s: asked.baselines, lambda s, budget: written.schedule(s, space, pins, may_recompute)),
+        Phase[Search]("known plans", lambda s: bool(known), offer_known),
+        Phase[Search]("plans of merged axes", lambda s: bool(plans), schedule_given),
+        Phase[Search]("baselines", lambda s: asked.baselines, lambda s, budget: written.schedule(s, space, pins, may_recompute)),
     )
 
     def begin() -> None:
@@ -89,9 +89,9 @@ def search_model(
         written.unfold(model)
         return found
     ending = (
-        Phase[Search]("baselines", 1.0, lambda s: not s.interrupted, lambda s, budget: written.schedule_at_full_depth(s)),
-        Phase[Search]("tied layers", 1.0, lambda s: True, _tie_layers),
-        Phase[Search]("final local search", 1.0, lambda s: True, lambda s, budget: s.finish()),
+        Phase[Search]("baselines", lambda s: not s.interrupted, lambda s, budget: written.schedule_at_full_depth(s)),
+        Phase[Search]("tied layers", lambda s: True, _tie_layers),
+        Phase[Search]("final local search", lambda s: True, lambda s, budget: s.finish()),
     )
     run_phases(ending, search)
     clock.lap("solve")

@@ -64,7 +64,7 @@ class SearchRequest:
     recompute: bool
     telemetry: Telemetry
     bounds: list[float] = field(default_factory=list)
-    """Seconds of bounds that are proved already, for all plans whatever memory they need."""
+    """Seconds of bounds that are proved already, for all plans within the limit."""
     proves: bool = True
     """Whether the model has all choices there are, so that its bound holds for every plan."""
     draft: bool = False
@@ -210,16 +210,16 @@ class SearchState:
         """Work seconds left of the whole search; 0 after the time limit."""
         return self.budget.left
 
-    def part(self, share: float) -> Budget:
-        """A budget of ``share`` of the work left."""
-        return self.budget.at_most(share * self.work_left)
-
     @property
     def open_gap(self) -> float:
         """The gap so far; infinite without a plan that fits."""
+        return self.open_gap_of(self.bound)
+
+    def open_gap_of(self, bound: float) -> float:
+        """The gap to a bound in seconds; infinite without a plan that fits."""
         if self.best is None or self.best.memory.peak > self.limit:
             return math.inf
-        return (self.best.seconds - self.bound) / self.best.seconds if self.best.seconds > 0 else 0.0
+        return (self.best.seconds - bound) / self.best.seconds if self.best.seconds > 0 else 0.0
 
     @property
     def has_fitting_plan(self) -> bool:
@@ -386,7 +386,7 @@ class SearchState:
         """
         model = self.model
         request = CrossoverRequest(
-            self.limit, self.memory.recompute_times, self.size.tries, self.request.seed, budget.at_least(1.0), shares,
+            self.limit, self.memory.recompute_times, self.size.tries, self.request.seed, budget.at_least(LEAST_SOLVE_WORK), shares,
             self.request.draft, self.request.thresholds,
         )  # fmt: skip
         folding = model.folding if isinstance(model, TiedModel) else None

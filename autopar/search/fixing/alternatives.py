@@ -16,7 +16,7 @@ from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.memory.memory_repair import solve_fixed
-from autopar.search.settings import CLOSE_GAP, LEAST_SOLVE_SECONDS, LONG_TRIES
+from autopar.search.settings import CLOSE_GAP, LEAST_SOLVE_WORK, LONG_TRIES
 from autopar.sharding import ShardingSpec, Strategy
 
 
@@ -69,7 +69,7 @@ def find_alternatives(
         if budget.over:
             break
         fixed = Assignment({name: choice}, {}) if isinstance(choice, ShardingSpec) else Assignment({}, {name: choice})
-        turn = budget.share(1 / (len(choices) - number)).at_least(LEAST_SOLVE_SECONDS)
+        turn = budget.share(1 / (len(choices) - number)).at_least(LEAST_SOLVE_WORK)
         made = solve_fixed(model, problem, fixed, seed, turn, gap=CLOSE_GAP)
         if made is None:
             continue

@@ -25,7 +25,7 @@ from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import InSequence, Weights
 from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.memory.memory_repair import solve_fixed
-from autopar.search.settings import CLOSE_GAP, NEAR, PROOF, TIED_LAYERS_TRIED
+from autopar.search.settings import CLOSE_GAP, LEAST_SOLVE_WORK, NEAR, PROOF, TIED_LAYERS_TRIED
 from autopar.sharding import ShardingSpec
 
 
@@ -49,7 +49,7 @@ def tie_equal_layers(search: SearchState, most_increase: float = NEAR) -> Schedu
     for wanted in (*whole, *(replace(one, strategies={}) for one in candidates)):
         if search.work_left <= 0:
             break
-        choices = solve_fixed(model, problem, wanted, search.request.seed, search.budget.at_least(1.0), gap=CLOSE_GAP)
+        choices = solve_fixed(model, problem, wanted, search.request.seed, search.budget.at_least(LEAST_SOLVE_WORK), gap=CLOSE_GAP)
         if choices is None:
             continue
         made = search.schedule(decode_assignment(model, choices), best.limits, search.size.tries, best.placed_seconds)

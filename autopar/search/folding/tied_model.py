@@ -32,6 +32,7 @@ from autopar.search.settings import (
     DECOMPOSITION_LITTLE,
     DECOMPOSITION_SOLVE_GAP,
     IDLE_ROUNDS,
+    LEAST_SOLVE_WORK,
     OUTSIDE_SHARE,
     ROUNDS,
 )
@@ -387,7 +388,7 @@ class Decomposition:
         best, kept, aim = -np.inf, potentials, -np.inf if tied is None else self.layer.cost(tied)
         most, idle = -np.inf, 0
         for step in range(ROUNDS):
-            inner, chosen = self.layer.solve(potentials, inside.at_least(1.0))
+            inner, chosen = self.layer.solve(potentials, inside.at_least(LEAST_SOLVE_WORK))
             lacks = self.times * (aim - inner)
             idle = 0 if inner > most else idle + 1
             most = max(most, inner)
@@ -396,7 +397,7 @@ class Decomposition:
             little = lacks <= max(DECOMPOSITION_LITTLE * optimum, (optimum - wanted) / 2)
             agrees = little or not any(table.any() for table in self._slope(potentials, found).values())
             if last or agrees:
-                outer, around = self.outside.solve(potentials, budget.at_least(1.0))
+                outer, around = self.outside.solve(potentials, budget.at_least(LEAST_SOLVE_WORK))
                 found[id(self.outside)] = around
                 value = outer + self.times * inner
                 if value > best:

@@ -23,6 +23,7 @@ from autopar.search.memory.min_memory import infeasible_error, minimise_peak, re
 from autopar.search.settings import (
     CROSSOVER_IDLE,
     FLIPS,
+    LEAST_SOLVE_WORK,
     LIGHT_ANSWERS,
     LIMIT_SHARES,
     NEAR,
@@ -96,7 +97,7 @@ def cross_over_plans(search: SearchState, prices: LearnedOverlap, budget: Budget
 def _solve_within(search: SearchState, light: Model, prices: Weights, limit: int, gap: float, budget: Budget) -> Assignment | None:
     """The solution of a problem within ``limit`` bytes per rank; None without one."""
     problem, _ = light.problem(limit, prices)
-    turn = budget.at_most(SOLVE_SHARE * search.total_work).at_least(1.0)
+    turn = budget.at_most(SOLVE_SHARE * search.total_work).at_least(LEAST_SOLVE_WORK)
     choices = solve(problem, turn, gap=gap, seed=search.request.seed, patient=False).choices
     return None if choices is None else decode_assignment(light, light.expand(choices))
 
