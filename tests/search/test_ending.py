@@ -19,7 +19,7 @@ from autopar.graph import Graph
 from autopar.schedule.limit_search import LimitSearch
 from autopar.search import SearchResult, Thresholds, find_plan
 from autopar.search.choices.space import Space
-from autopar.search.driver import find_plan as finding
+from autopar.search.driver import mesh_search
 from autopar.search.driver.phase_table import BY_STEP
 from autopar.search.folding.fold import Folding
 from autopar.solvers import Problem, Solution
@@ -165,13 +165,13 @@ def test_ctrl_c_in_a_solve_without_the_limit_ends_the_search(monkeypatch: pytest
 @pytest.mark.slow
 def test_layers_on_their_own_begin_from_whole_plans_of_merged_axes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where folded layers have no plan; those of merged axes may be found folded."""
-    look = finding.search_part
+    look = mesh_search.search_part
 
     def none_folded(part: Space, within: Space, folding: Folding | None, *more: Any) -> SearchResult | None:
         return look(part, within, folding, *more) if folding is None else None
 
     graph, machine = many_axes_folded()
-    monkeypatch.setattr(finding, "search_part", none_folded)
+    monkeypatch.setattr(mesh_search, "search_part", none_folded)
     found = find_plan(graph, machine, memory_bytes=UNLIMITED, time_limit=900.0, baselines=False, thresholds=FROM_MERGED_AXES)
     assert found.searched_assignment is not None and len(found.searched_assignment.strategies) == len(graph.ops)
 
