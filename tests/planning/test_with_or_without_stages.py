@@ -33,7 +33,8 @@ def hardware(bandwidth: float) -> Hardware:
 
 
 def options(bandwidth: float, **keys: object) -> PlanOptions:
-    return PlanOptions(hardware=hardware(bandwidth), devices=2, microbatches=8, effort="low", **keys)  # type: ignore[arg-type]
+    asked = PlanOptions(hardware=hardware(bandwidth), devices=2, microbatches=8, effort="low", time_limit=900.0)
+    return replace(asked, **keys)  # type: ignore[arg-type]
 
 
 def model() -> Target:
