@@ -464,23 +464,10 @@ class Weights(Protocol):
 
 @dataclass(frozen=True)
 class InSequence:
-    """Everything counts: compute, communication and optimizer one after another.
-
-    Args:
-        shared: equal reshards of one source count as made once, at least. Of n readers with a reshard each, at most n - 1 reshard to the
-            same spec, else all would share a layout. So each pays 1 / (n - 1) of the price. The sum bounds the cost from below, and is
-            exact up to two readers.
-    """
-
-    shared: bool = False
+    """Everything counts: compute, communication and optimizer one after another."""
 
     def price(self, model: Model) -> Priced:
-        return Priced([node.seconds for node in model.nodes], [self._price(model, edge) for edge in model.edges])
-
-    def _price(self, model: Model, edge: Edge) -> np.ndarray:
-        if not self.shared or edge.readers <= 2:
-            return edge.seconds
-        return model.cached((id(edge.seconds), edge.readers, "shared"), lambda: edge.seconds / (edge.readers - 1), edge.seconds)
+        return Priced([node.seconds for node in model.nodes], [edge.seconds for edge in model.edges])
 
 
 def _without_masks(

@@ -1,7 +1,8 @@
 """Exact prices of reshards that several readers share, by lazy constraints.
 
 Where three or more readers take one tensor, an edge for each is inexact. Either it counts equal reshards as often as they are read, which
-is too much. Or it counts a share of each that holds for any plan (``InSequence(shared=True)``), which is too little.
+is too much. Or it counts a share of each that holds for any plan, which is too little. Of n readers with a reshard each, at most n - 1
+reshard to the same spec, else all would share a layout. So each pays at least 1 / (n - 1) of the price.
 
 Here the problem begins with shares. A reshard for which a solution pays too little gets a node of its own: made or not made, at its whole
 price, and its readers need it made. The problem is solved until no reshard is underpaid. That solution is optimal.
