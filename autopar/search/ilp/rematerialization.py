@@ -186,7 +186,7 @@ def add_saved(
     key = states, from_layout, moments
     same = space.equality_table(site.specs, specs)
     whole = same if producer is None or layout is None else model.free_only(space.reshard_table(tensor, site.specs, specs))
-    own_table = model.cached((id(whole), key, viewed, "own"), lambda: _from_producer(whole, same, kept, copied, viewed), whole, same)
+    own_table = model.cached((id(whole), key, viewed, "own"), lambda: from_producer(whole, same, copied, kept, viewed), whole, same)
     if shared_by_all is not None:
         known_by_all, before = (shared_by_all, specs, tuple(found.common)), own_table
         own_table = model.cached((id(before), known_by_all), lambda: _common_alone(before, *known_by_all), before)
@@ -225,7 +225,9 @@ def _keep_until(runs: RecomputeTimes, second: Sequence[Reader], *, whole: bool) 
     return _group_times(found, runs.moments)[1] if whole else (found[0],)
 
 
-def _from_producer(table: np.ndarray, same: np.ndarray, kept: np.ndarray, copied: np.ndarray, viewed: bool) -> np.ndarray:
+def from_producer(
+    table: np.ndarray, same: np.ndarray, copied: np.ndarray, kept: np.ndarray | bool = True, viewed: bool = False
+) -> np.ndarray:  # fmt: skip
     """Edge from the producer's version: a free slice where the choice is made from it, else any spec but the choice's.
 
     Of a view nothing is kept, since recomputing it is free; the tensor that it views is kept instead.
