@@ -87,7 +87,7 @@ def solve_restricted(
             prices = prices.learn(found.schedule, found.slots)
         other: ScheduledPlan | None = None
         if folding is None:
-            other = problem.run(IsolatedOverlap(1.0, prices.slowdown), share, best)
+            other = problem.run(IsolatedOverlap(prices.slowdown), share, best)
         elif may_try_optimistic and found is not None:
             may_try_optimistic, other = False, problem.run(LearnedOverlap.optimistic(prices.slowdown), share, best)
         if other is not None and other.better(best, request.limit):
