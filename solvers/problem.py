@@ -40,10 +40,6 @@ class Problem(Arrays):
         return len(self.node_ptr) - 1
 
     @property
-    def num_edges(self) -> int:
-        return len(self.edges)
-
-    @property
     def sizes(self) -> Ints:
         """Number of choices of each node, shape [N]."""
         return np.diff(self.node_ptr)
@@ -177,7 +173,7 @@ def _check(problem: Problem) -> None:
             raise ProblemError(f"{ptr} does not divide its {values} values into rows", "build problems by Problem.build or Problem.load")
     if not len(problem.item_begin) == len(problem.item_end) == len(problem.item_usage) or problem.edges.shape != (len(problem.edges), 2):
         raise ProblemError("the arrays of a problem have lengths that disagree", "build problems by Problem.build or Problem.load")
-    sizes = np.diff(problem.node_ptr)
+    sizes = problem.sizes
     if len(sizes) == 0:
         raise ProblemError("the problem has no node", "give at least one node with one choice")
     _demand(sizes > 0, lambda i: f"node {i} has no choice", "every node needs at least one choice")

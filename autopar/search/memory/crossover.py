@@ -122,7 +122,7 @@ class RestrictedProblem:
                 if not self.reserves.ease():
                     break
                 continue
-            self.start = solution.choices[: len(problem.node_ptr) - 1]
+            self.start = solution.choices[: problem.num_nodes]
             answer = self._schedule(self.start, best)
             found = answer if answer.better(found, request.limit) else found
             if answer.memory.peak <= request.limit or not self.reserves.learn(problem, self.start, answer.samples):
