@@ -17,7 +17,7 @@ def evaluate(problem: Problem, choices: ArrayLike) -> tuple[int, int, bool]:
     Raises ProblemError for a wrong number of choices or an index out of range.
     """
     chosen = np.asarray(choices)
-    sizes = np.diff(problem.node_ptr)
+    sizes = problem.sizes
     if chosen.shape != sizes.shape or not np.issubdtype(chosen.dtype, np.integer):
         raise ProblemError(f"choices have shape {chosen.shape}, the problem has {len(sizes)} nodes", "give one integer a node")
     wrong = (chosen < 0) | (chosen >= sizes)

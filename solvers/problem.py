@@ -40,10 +40,6 @@ class Problem(Arrays):
         return len(self.node_ptr) - 1
 
     @property
-    def num_edges(self) -> int:
-        return len(self.edges)
-
-    @property
     def sizes(self) -> Ints:
         """Number of choices of each node, shape [N]."""
         return np.diff(self.node_ptr)
@@ -61,33 +57,21 @@ class Problem(Arrays):
         ``costs[i][k]`` is the cost of choice k of node i; ``edges`` holds (u, v, table) with ``table[k][l]``;
         ``items[i][k]`` lists the (begin, end, usage) of choice k of node i.
         """
-        rows = [_integers(row, f"the costs of node {node}").reshape(-1) for node, row in enumerate(costs)]
-        node_ptr = offsets([len(row) for row in rows])
-        tables = []
-        for place, (u, v, table) in enumerate(edges):
-            cells = _integers(table, f"the costs of edge {place}")
-            if not (0 <= u < len(rows) and 0 <= v < len(rows)):
-                raise ProblemError(f"edge {place} joins nodes {u} and {v}, but there are {len(rows)} nodes", "count nodes from 0")
-            if cells.shape not in {(len(rows[u]), len(rows[v])), (len(rows[u]) * len(rows[v]),)}:
-                raise ProblemError(
-                    f"edge {place} ({u}, {v}) has a table of shape {cells.shape}, expected {(len(rows[u]), len(rows[v]))}",
-                    "one row for each choice of the first node, one column for each choice of the second",
-                )
-            tables.append(cells.reshape(-1))
-        counts, flat = _flatten_items(items, rows)
-        return Problem(
-            name=name,
-            node_ptr=node_ptr,
-            costs=_joined(rows),
-            edges=np.array([(u, v) for u, v, _ in edges], dtype=np.int64).reshape(-1, 2),
-            edge_ptr=offsets([len(table) for table in tables]),
-            edge_costs=_joined(tables),
-            item_ptr=offsets(counts),
-            item_begin=np.ascontiguousarray(flat[:, 0]),
-            item_end=np.ascontiguousarray(flat[:, 1]),
-            item_usage=np.ascontiguousarray(flat[:, 2]),
-            limit=limit,
-        )
+        none, pairs, ptr = np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.int64), np.zeros(1, dtype=np.int64)
+        return _extended(Arrays(name, ptr, none, pairs, ptr, none, ptr, none, none, none, limit), costs, edges, items)
+
+    def extended(
+        self,
+        costs: Sequence[ArrayLike],
+        edges: Sequence[tuple[int, int, ArrayLike]] = (),
+        items: Sequence[Sequence[Sequence[tuple[int, int, int]]]] | None = None,
+    ) -> Problem:
+        """This problem with further nodes, numbered from N on, and further edges, in its units and times.
+
+        ``costs[i][k]`` and ``items[i][k]`` are of choice k of further node i, as in ``build``; an edge (u, v, table) joins any two nodes,
+        with ``table`` of shape [choices of u, choices of v].
+        """
+        return _extended(self, costs, edges, items)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Problem:
@@ -107,6 +91,46 @@ class Problem(Arrays):
         contest_format.write(self, path)
 
 
+def _extended(
+    base: Arrays,
+    costs: Sequence[ArrayLike],
+    edges: Sequence[tuple[int, int, ArrayLike]],
+    items: Sequence[Sequence[Sequence[tuple[int, int, int]]]] | None,
+) -> Problem:
+    first = len(base.node_ptr) - 1
+    rows = [_integers(row, f"the costs of node {node}").reshape(-1) for node, row in enumerate(costs, first)]
+    sizes = [*np.diff(base.node_ptr).tolist(), *map(len, rows)]
+    tables = []
+    for place, (u, v, table) in enumerate(edges, len(base.edges)):
+        cells = _integers(table, f"the costs of edge {place}")
+        if not (0 <= u < len(sizes) and 0 <= v < len(sizes)):
+            raise ProblemError(f"edge {place} joins nodes {u} and {v}, but there are {len(sizes)} nodes", "count nodes from 0")
+        if cells.shape not in {(sizes[u], sizes[v]), (sizes[u] * sizes[v],)}:
+            raise ProblemError(
+                f"edge {place} ({u}, {v}) has a table of shape {cells.shape}, expected {(sizes[u], sizes[v])}",
+                "one row for each choice of the first node, one column for each choice of the second",
+            )
+        tables.append(cells.reshape(-1))
+    counts, flat = _flatten_items(items, rows, first)
+    return Problem(
+        name=base.name,
+        node_ptr=_continued(base.node_ptr, [len(row) for row in rows]),
+        costs=np.concatenate([base.costs, *rows]),
+        edges=np.concatenate([base.edges, np.array([(u, v) for u, v, _ in edges], dtype=np.int64).reshape(-1, 2)]),
+        edge_ptr=_continued(base.edge_ptr, [len(table) for table in tables]),
+        edge_costs=np.concatenate([base.edge_costs, *tables]),
+        item_ptr=_continued(base.item_ptr, counts),
+        item_begin=np.concatenate([base.item_begin, flat[:, 0]]),
+        item_end=np.concatenate([base.item_end, flat[:, 1]]),
+        item_usage=np.concatenate([base.item_usage, flat[:, 2]]),
+        limit=base.limit,
+    )
+
+
+def _continued(ptr: Ints, counts: list[int]) -> Ints:
+    return np.concatenate([ptr, ptr[-1] + offsets(counts)[1:]])
+
+
 def _integers(values: ArrayLike, what: str) -> Ints:
     array = np.asarray(values)
     if array.size and not np.issubdtype(array.dtype, np.integer):
@@ -114,16 +138,14 @@ def _integers(values: ArrayLike, what: str) -> Ints:
     return array.astype(np.int64)
 
 
-def _joined(parts: list[Ints]) -> Ints:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-
-
-def _flatten_items(items: Sequence[Sequence[Sequence[tuple[int, int, int]]]] | None, rows: list[Ints]) -> tuple[list[int], Ints]:
+def _flatten_items(
+    items: Sequence[Sequence[Sequence[tuple[int, int, int]]]] | None, rows: list[Ints], first: int
+) -> tuple[list[int], Ints]:  # fmt: skip
     if items is None:
         return [0] * sum(len(row) for row in rows), np.zeros((0, 3), dtype=np.int64)
     if len(items) != len(rows):
         raise ProblemError(f"memory items are given for {len(items)} of {len(rows)} nodes", "give one list a node, empty or not")
-    for node, (given, row) in enumerate(zip(items, rows, strict=True)):
+    for node, (given, row) in enumerate(zip(items, rows, strict=True), first):
         if len(given) != len(row):
             raise ProblemError(f"node {node} has memory items for {len(given)} of {len(row)} choices", "give one list a choice")
     flat = [item for node in items for choice in node for item in choice]
@@ -151,7 +173,7 @@ def _check(problem: Problem) -> None:
             raise ProblemError(f"{ptr} does not divide its {values} values into rows", "build problems by Problem.build or Problem.load")
     if not len(problem.item_begin) == len(problem.item_end) == len(problem.item_usage) or problem.edges.shape != (len(problem.edges), 2):
         raise ProblemError("the arrays of a problem have lengths that disagree", "build problems by Problem.build or Problem.load")
-    sizes = np.diff(problem.node_ptr)
+    sizes = problem.sizes
     if len(sizes) == 0:
         raise ProblemError("the problem has no node", "give at least one node with one choice")
     _demand(sizes > 0, lambda i: f"node {i} has no choice", "every node needs at least one choice")

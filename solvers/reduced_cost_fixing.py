@@ -66,18 +66,19 @@ def fix_by_reduced_cost(core: Core, graph: Pairs, choice: Floats, pair: Floats, 
     _, item = items.of(kept)
     item_ptr = offsets(np.diff(items.ptr)[kept])
     limit = int(items.capacity.max(initial=0)) if len(items.capacity) else None
-    ballast = np.flatnonzero(items.capacity < (limit or 0))
     problem = Problem(
         name="",
-        node_ptr=np.append(node_ptr, node_ptr[-1] + 1),
-        costs=np.append(core.costs[kept], 0),
+        node_ptr=node_ptr,
+        costs=core.costs[kept],
         edges=np.stack([graph.low, graph.high], axis=1),
         edge_ptr=edge_ptr,
         edge_costs=tables,
-        item_ptr=np.append(item_ptr, item_ptr[-1] + len(ballast)),
-        item_begin=np.concatenate([items.begin[item], ballast]),
-        item_end=np.concatenate([items.end[item], ballast + 1]),
-        item_usage=np.concatenate([items.usage[item], (limit or 0) - items.capacity[ballast]]),
+        item_ptr=item_ptr,
+        item_begin=items.begin[item],
+        item_end=items.end[item],
+        item_usage=items.usage[item],
         limit=limit,
     )
-    return FixedCore(problem, kept, node_ptr, core)
+    taken = (limit or 0) - items.capacity
+    ballast = [(int(time), int(time) + 1, int(taken[time])) for time in np.flatnonzero(taken > 0)]
+    return FixedCore(problem.extended([[0]], items=[[ballast]]), kept, node_ptr, core)

@@ -49,12 +49,6 @@ class Core:
         return len(self.edge_costs)
 
 
-def unreduced(problem: Problem) -> Core:
-    """The problem itself as a core: parallel edges added together, forbidden choices gone, nothing else done."""
-    items = memory(problem)
-    return _core(network(problem, heavy_nodes(problem.node_ptr, items), NEVER), items)
-
-
 def reduce(problem: Problem, upper: int = NEVER) -> Core:
     """The core of the problem, for answers that cost less than ``upper``."""
     items = memory(problem)
@@ -72,7 +66,7 @@ def reduce(problem: Problem, upper: int = NEVER) -> Core:
         if net.scalars[INFEASIBLE] or turn == SETTINGS.presolve_rounds - 1 or not (removed or dropped):
             break
         removed = "dominance" not in SETTINGS.skip and remove_dominated(net, items)
-    return _core(net, items)
+    return compact(net, items)
 
 
 def propagate(net: Network) -> Network:
@@ -94,8 +88,7 @@ def remove_dominated(net: Network, items: Items) -> bool:
 
 def network(problem: Problem, heavy: Bytes, upper: int) -> Network:
     """The problem as a Network in which everything waits to be looked at; answers that cost ``upper`` or more may be lost."""
-    nodes, edges = problem.num_nodes, problem.num_edges
-    sizes = np.diff(problem.node_ptr)
+    nodes, edges, sizes = problem.num_nodes, len(problem.edges), problem.sizes
     scalars = np.zeros(SCALARS, dtype=np.int64)
     scalars[POOL], scalars[UPPER] = len(problem.edge_costs), upper
     pool = np.zeros(2 * len(problem.edge_costs), dtype=np.int64)  # eliminations seldom fill the second half
@@ -131,7 +124,7 @@ def network(problem: Problem, heavy: Bytes, upper: int) -> Network:
     return result
 
 
-def _core(net: Network, items: Items) -> Core:
+def compact(net: Network, items: Items) -> Core:
     """What is present, numbered anew."""
     infeasible = bool(net.scalars[INFEASIBLE])
     nodes = np.zeros(0, dtype=np.int64) if infeasible else np.flatnonzero(net.present)

@@ -168,6 +168,8 @@ class Settings:
     """Share of the costs summed by which a bound is lowered for the rounding of floats."""
     lean_work: float = 2.0
     """Units of work for a feasible limit where the given one was not met."""
+    lean_seconds: float = 2.0
+    """Seconds that it has even where the time limit is past. Without them a solve that is cut off early says nothing."""
 
 
 SETTINGS = Settings()

@@ -49,7 +49,8 @@ def solve(
     Args:
         work: units of about one CPU second, counted in what is done: the same problem, seed, start and work give the same answer on every
             machine. Default: ``time_limit``. ``pulp-highs`` counts HiGHS's work; writing the program in PuLP takes seconds besides.
-        time_limit: seconds after which the solve is cut off, which ``Solution.cut`` tells.
+        time_limit: seconds after which the solve is cut off, which ``Solution.cut`` tells. If nothing respects the limit by then, up to
+            ``Settings.lean_seconds`` more go to choices of little memory.
         gap: (objective - bound) / objective at which the solve ends.
         start: one choice a node to begin from.
         progress: called with (best cost or None, bound, gap, seconds).
@@ -94,7 +95,8 @@ def find_smallest_limit(incumbent: Incumbent) -> None:
         limit=None,
     )
     now = time.perf_counter()
-    relaxed = Incumbent(lean, now, now + SETTINGS.lean_work, gap=incumbent.gap, seed=incumbent.seed, allowed=SETTINGS.lean_work)
+    deadline = max(incumbent.deadline, now + SETTINGS.lean_seconds)
+    relaxed = Incumbent(lean, now, deadline, gap=incumbent.gap, seed=incumbent.seed, allowed=SETTINGS.lean_work)
     METHODS["auto"](relaxed)
     incumbent.spend(relaxed.spent)
     incumbent.cut = incumbent.cut or relaxed.cut

@@ -32,7 +32,6 @@ from . import tables as _tables
 from . import timetables as _timetables
 from . import trws as _trws
 from . import views as _views
-from .views import Graph, Items, Network, Workspace
 
 COMPILED = not any(
     str(module.__file__).endswith(".py")
@@ -68,8 +67,7 @@ trace = on_arrays(_log.trace)
 wake = on_arrays(_presolve.wake)
 
 __all__ = [
-    "COMPILED", "Graph", "Items", "Network", "Workspace", "accept_groups", "bound_rest", "certify", "compact_tables", "copy_open_entries",
-    "dominate", "explore", "extrapolate", "fill_reduced_costs", "fill_tails", "gather_beliefs", "group_changes", "improve_orders", "link",
-    "maximal_times", "orient_tables", "pass_both", "plan_order", "replay", "run_orders", "run_queues", "run_warm_ups", "schedule_by_list",
-    "sweep", "trace", "wake",
+    "COMPILED", "accept_groups", "bound_rest", "certify", "compact_tables", "copy_open_entries", "dominate", "explore", "extrapolate",
+    "fill_reduced_costs", "fill_tails", "gather_beliefs", "group_changes", "improve_orders", "link", "maximal_times", "orient_tables",
+    "pass_both", "plan_order", "replay", "run_orders", "run_queues", "run_warm_ups", "schedule_by_list", "sweep", "trace", "wake",
 ]  # fmt: skip

@@ -87,26 +87,23 @@ def test_optimistic_prices_hide_all_but_what_stands_between_operators() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_more_time_beside_operators_never_costs_more_and_none_costs_all(seed: int) -> None:
+def test_time_beside_operators_never_costs_more(seed: int) -> None:
     model = model_of(seed)
-    dear, none, half, whole = (
-        weights.price(model) for weights in (uniform(1.0, SLOWDOWN), *(IsolatedOverlap(share, SLOWDOWN) for share in (0.0, 0.5, 1.0)))
-    )
+    dear, alone = (weights.price(model) for weights in (uniform(1.0, SLOWDOWN), IsolatedOverlap(SLOWDOWN)))
     less = 0
     for number, edge in enumerate(model.edges):
         finite = np.isfinite(edge.seconds)
-        prices = [priced.edges[number][finite] for priced in (dear, none, half, whole)]
-        np.testing.assert_allclose(prices[0], prices[1], rtol=1e-9, atol=1e-15)
-        assert (prices[1] >= prices[2] - 1e-15).all() and (prices[2] >= prices[3] - 1e-15).all()
+        most, found = (priced.edges[number][finite] for priced in (dear, alone))
+        assert (found <= most * (1 + 1e-9) + 1e-15).all()
         if edge.tensor is not None:
-            assert (prices[3] >= (SLOWDOWN * (edge.seconds - model.copies(edge)))[finite] - 1e-15).all(), "operators beside it are slowed"
-            less += bool((prices[3] < prices[1]).any())
+            assert (found >= (SLOWDOWN * (edge.seconds - model.copies(edge)))[finite] - 1e-15).all(), "operators beside it are slowed"
+            less += bool((found < most * (1 - 1e-9)).any())
     assert less
 
 
 def test_the_later_a_gather_is_read_the_less_of_it_is_waited_for() -> None:
     model = model_of(1)
-    priced = IsolatedOverlap(1.0, SLOWDOWN).price(model)
+    priced = IsolatedOverlap(SLOWDOWN).price(model)
     weights = [item.tensor for item in model.space.graph.inputs if item.trained]
     shares = []
     for weight in weights:
@@ -130,7 +127,7 @@ def test_the_later_a_gather_is_read_the_less_of_it_is_waited_for() -> None:
 
 def test_what_others_run_between_maker_and_reader_hides_a_reshard() -> None:
     model = model_of(1)
-    whole, priced = (weights.price(model) for weights in (uniform(1.0, SLOWDOWN), IsolatedOverlap(1.0, SLOWDOWN)))
+    whole, priced = (weights.price(model) for weights in (uniform(1.0, SLOWDOWN), IsolatedOverlap(SLOWDOWN)))
     graph, times = model.space.graph, model.op_times
     hidden = set()
     for number, edge in enumerate(model.edges):
@@ -149,4 +146,4 @@ def test_what_cannot_be_costs_no_number_that_is_none() -> None:
     model = model_of(0)
     assert any(np.isinf(edge.seconds).any() for edge in model.edges if edge.tensor is not None)
     with np.errstate(invalid="raise"):
-        assert not any(np.isnan(edge).any() for edge in IsolatedOverlap(0.5, 0.0).price(model).edges)
+        assert not any(np.isnan(edge).any() for edge in IsolatedOverlap(0.0).price(model).edges)

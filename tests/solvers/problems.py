@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from autopar.solvers import Problem, evaluate
+from autopar.solvers.kernels.constants import NEVER
+from autopar.solvers.memory import heavy_nodes, memory
+from autopar.solvers.reduction import Core, compact, network
 
 FORBIDDEN = 10**18
 
@@ -52,6 +55,12 @@ def brute_force(problem: Problem) -> int | None:
         if feasible and (best is None or cost < best):
             best = cost
     return best
+
+
+def unreduced(problem: Problem) -> Core:
+    """The problem itself as a core: parallel edges added together, forbidden choices gone, nothing else done."""
+    items = memory(problem)
+    return compact(network(problem, heavy_nodes(problem.node_ptr, items), NEVER), items)
 
 
 def shared_folder() -> Path:

@@ -13,8 +13,8 @@ from autopar.solvers.elimination_workspace import entries_visited, workspace
 from autopar.solvers.kernels import certify, pass_both, plan_order, sweep
 from autopar.solvers.pairwise import forbidding, pairs, total_cost
 from autopar.solvers.reduced_cost_fixing import fix_by_reduced_cost, reduced_costs
-from autopar.solvers.reduction import Core, unreduced
-from tests.solvers.problems import brute_force, random_problem
+from autopar.solvers.reduction import Core
+from tests.solvers.problems import brute_force, random_problem, unreduced
 
 
 def _cores(count, first=0):

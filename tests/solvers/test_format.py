@@ -61,7 +61,7 @@ def test_file_text_gives_its_arrays(tmp_path):
 def test_unusual_but_right(tmp_path, text):
     (tmp_path / "p.json").write_text(text)
     problem = Problem.load(tmp_path / "p.json")
-    assert (problem.num_nodes, problem.num_edges, problem.limit) == (1, 0, None)
+    assert (problem.num_nodes, len(problem.edges), problem.limit) == (1, 0, None)
     assert solve(problem).objective == 1
 
 
@@ -142,6 +142,21 @@ def test_build_says_what_is_wrong():
         with pytest.raises(ProblemError, match="hint: ") as caught:
             build()
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_problem_with_further_nodes_is_as_if_built_with_them(seed):
+    rng = np.random.default_rng(seed)
+    own, sizes = 3, rng.integers(1, 4, 6).tolist()
+    costs = [rng.integers(0, 9, size) for size in sizes]
+    items = [[[(n, n + 1 + k, 5 * n + k)] * int(rng.integers(0, 3)) for k in range(size)] for n, size in enumerate(sizes)]
+    edges = [(u, v, rng.integers(0, 9, (sizes[u], sizes[v]))) for u, v in ((0, 1), (2, 1), (3, 0), (2, 5), (4, 3))]
+    for more, some in ((edges[2:], items[own:]), ([], None)):
+        base = Problem.build(costs[:own], edges[:2], items[:own], 17, "some")
+        whole = Problem.build(costs, edges[:2] + more, items[:own] + (some or [[[]] * size for size in sizes[own:]]), 17, "some")
+        assert _same(base.extended(costs[own:], more, some), whole)
+    with pytest.raises(ProblemError, match=r"edge 2 \(3, 0\) has a table of shape"):
+        base.extended(costs[own:], [(3, 0, np.zeros((1, 9), dtype=np.int64))])
 
 
 def test_a_real_instance_survives_saving(tmp_path):

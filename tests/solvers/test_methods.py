@@ -11,9 +11,8 @@ import pytest
 from autopar.solvers import METHODS, Problem, Status, array_program, auto, evaluate, solve
 from autopar.solvers.incumbent import Incumbent
 from autopar.solvers.message_search import MessageSearch
-from autopar.solvers.reduction import unreduced
 from tests.solvers.layered import layered
-from tests.solvers.problems import brute_force, random_problem
+from tests.solvers.problems import brute_force, random_problem, unreduced
 
 EXACT = {"auto": 1200, "highs": 1200, "pulp-highs": 700}
 """Exact methods and the number of random problems for each: together thousands."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from autopar.solvers import Problem, Status, evaluate, solve, solving
+from autopar.solvers.settings import SETTINGS
 from tests.solvers.layered import layered
 from tests.solvers.problems import random_problem, shared_folder
 
@@ -86,6 +87,15 @@ def test_no_time_at_all_is_an_honest_unknown_or_an_answer():
     found = solve(layered(6, 20, 20), time_limit=0.0)
     assert found.status in {Status.UNKNOWN, Status.FEASIBLE}
     assert found.choices is not None or found.message
+
+
+def test_choices_of_little_memory_have_until_the_deadline_and_a_moment_where_it_is_past(monkeypatch):
+    assert solve(layered(6, 20, 20), time_limit=0.0).status == Status.FEASIBLE
+    left = []
+    monkeypatch.setitem(solving.METHODS, "auto", lambda incumbent: left.append(incumbent.seconds_left))
+    for seconds in (0.0, 60.0):
+        solve(layered(2, 5, 5), time_limit=seconds)
+    assert left == pytest.approx([0.0, SETTINGS.lean_seconds, 60.0, 60.0], abs=0.9)
 
 
 def test_an_unknown_method_is_refused():

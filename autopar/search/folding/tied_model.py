@@ -38,6 +38,7 @@ from autopar.search.settings import (
 )
 from autopar.search.solving import solve
 from autopar.search.thresholds import USUAL_THRESHOLDS, Thresholds
+from autopar.solvers import Problem
 
 Table = np.ndarray
 
@@ -313,7 +314,10 @@ class Subproblem:
                 for node in nodes:
                     costs[node] = costs[node] + sign * potentials[source]
         least = [float(cost[np.isfinite(cost)].min(initial=0.0)) for cost in costs]
-        problem, unit = scale_to_integers([cost - low for cost, low in zip(costs, least, strict=True)], self.edges, None, None)
+        seconds = [cost - low for cost, low in zip(costs, least, strict=True)]
+        integers, tables, unit = scale_to_integers(seconds, [table for _, _, table in self.edges])
+        edges = [(source, target, table) for (source, target, _), table in zip(self.edges, tables, strict=True)]
+        problem = Problem.build(integers, edges, name="plan")
         found = solve(problem, budget, gap=DECOMPOSITION_SOLVE_GAP, patient=False)
         return found.bound * unit + sum(least), found.choices
 

@@ -20,6 +20,7 @@ from autopar.search.ilp.rematerialization import (
     copied_from_layout,
     find_recompute_times,
     free_if_gone,
+    from_producer,
     keepable_specs,
     recompute_read_table,
 )
@@ -260,14 +261,9 @@ def _add_saved(model: Model, site: Site, layout: Node) -> int:
     choice = np.array(from_layout)
     same = space.equality_table(site.specs, specs)
     table = same if stored else model.free_only(space.reshard_table(tensor, site.specs, specs))
-    model.connect(site.producer, node, model.cached((id(table), from_layout, "own"), lambda: _from_producer(table, same, choice), table))
+    model.connect(site.producer, node, model.cached((id(table), from_layout, "own"), lambda: from_producer(table, same, choice), table))
     shared = model.free_only(space.reshard_table(tensor, layout.specs, specs))
     assert site.forward is not None
     key = id(shared), from_layout, layout.deferred, "made"
     model.connect(site.forward, node, model.cached(key, lambda: copied_from_layout(layout, shared, choice), shared))
     return node
-
-
-def _from_producer(table: np.ndarray, same: np.ndarray, from_layout: np.ndarray) -> np.ndarray:
-    """Edge from the producer's version: a free slice where the choice is made from it, else any spec but the choice's."""
-    return np.where(from_layout[None, :], np.where(same == 0.0, IMPOSSIBLE, 0.0), table)

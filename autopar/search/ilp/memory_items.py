@@ -53,7 +53,7 @@ def add_memory_items(model: Model, times: Mapping[str, int]) -> None:
         reads = [life for tensor in members[item.tensor] for life in _read_lifetimes(model, tensor, viewed=False)]
         covered = _add_uncovered(model, reads)
         _add_stored(model, item.tensor, covered, end)
-        _add_gathered(model, item.tensor, members[item.tensor])
+        _add_gathered(model, members[item.tensor])
         _add_spans(model, members[item.tensor], covered)
     covered_by: dict[str, list[tuple[int, int]]] = {}
     for root, tensors in members.items():
@@ -137,7 +137,7 @@ def _add_stored(model: Model, tensor: str, away: Sequence[tuple[int, int]], end:
             items.append((0, end, pricing.state_bytes(space.graph, tensor, local, space.optimizer)))
 
 
-def _add_gathered(model: Model, root: str, tensors: Sequence[str]) -> None:
+def _add_gathered(model: Model, tensors: Sequence[str]) -> None:
     """Adds the gathered copy of a stored tensor that forward makes and backward keeps."""
     for tensor in tensors:
         site = model.sites[tensor]

@@ -40,11 +40,10 @@ from autopar.schedule.ordering import phases_in_order
 from autopar.schedule.scheduled_plan import Sample
 from autopar.search.choices.space import IMPOSSIBLE, Space
 from autopar.search.ilp.critical_path import Dependencies
-from autopar.search.ilp.scaling import Item, integers, largest_of_each
+from autopar.search.ilp.scaling import Item, scale_to_integers
 from autopar.search.settings import TIES
 from autopar.sharding import ShardingSpec
 from autopar.solvers import Problem
-from autopar.solvers.arrays import offsets
 
 Kind = Literal["input", "op", "output", "layout", "saved", "recompute"]
 Side = Literal["ahead", "between", "behind"]
@@ -341,9 +340,7 @@ class Model:
         self.edges.append(Edge(source, target, table, share=share, **more))
 
     def problem(self, limit: int | None, weights: Weights | None = None) -> tuple[Problem, float]:
-        """The integer problem and its unit in seconds. Costs are rounded down to multiples of the unit, which lowers the bound.
-
-        The unit keeps the sum of the largest finite entries under 2**52. Tie-breakers add at most the share ``TIES`` to costs.
+        """The integer problem and its unit in seconds (``scale_to_integers``). Tie-breakers add at most the share ``TIES`` to costs.
 
         Args:
             limit: bytes per rank; None: no limit.
@@ -353,15 +350,9 @@ class Model:
         nodes, edges = self.problem_costs(
             [table + tie for table, tie in zip(priced.nodes, self._tie_breakers(priced), strict=True)], priced.edges
         )
-        costs, tables = np.concatenate(nodes), {id(table): table for table in edges}
-        flat = np.concatenate([table.reshape(-1) for table in tables.values()]) if edges else np.zeros(0)
-        begins = offsets([table.size for table in tables.values()])
-        most = dict(zip(tables, largest_of_each(flat, begins[:-1]), strict=True))
-        highest = largest_of_each(costs, offsets([len(table) for table in nodes])[:-1])
-        unit = max(sum(highest) + sum(most[id(table)] for table in edges), 1e-30) / 2**52
-        rounded = dict(zip(tables, np.split(integers(flat, unit), begins[1:-1]), strict=True))
-        edge_costs = np.concatenate([rounded[id(table)] for table in edges]) if edges else self._costless.edge_costs
-        return replace(self._costless, costs=integers(costs, unit), edge_costs=edge_costs, limit=limit), unit
+        costs, tables, unit = scale_to_integers(nodes, edges)
+        edge_costs = np.concatenate(tables) if tables else self._costless.edge_costs
+        return replace(self._costless, costs=np.concatenate(costs), edge_costs=edge_costs, limit=limit), unit
 
     @cached_property
     def _costless(self) -> Problem:
@@ -464,23 +455,10 @@ class Weights(Protocol):
 
 @dataclass(frozen=True)
 class InSequence:
-    """Everything counts: compute, communication and optimizer one after another.
-
-    Args:
-        shared: equal reshards of one source count as made once, at least. Of n readers with a reshard each, at most n - 1 reshard to the
-            same spec, else all would share a layout. So each pays 1 / (n - 1) of the price. The sum bounds the cost from below, and is
-            exact up to two readers.
-    """
-
-    shared: bool = False
+    """Everything counts: compute, communication and optimizer one after another."""
 
     def price(self, model: Model) -> Priced:
-        return Priced([node.seconds for node in model.nodes], [self._price(model, edge) for edge in model.edges])
-
-    def _price(self, model: Model, edge: Edge) -> np.ndarray:
-        if not self.shared or edge.readers <= 2:
-            return edge.seconds
-        return model.cached((id(edge.seconds), edge.readers, "shared"), lambda: edge.seconds / (edge.readers - 1), edge.seconds)
+        return Priced([node.seconds for node in model.nodes], [edge.seconds for edge in model.edges])
 
 
 def _without_masks(

@@ -110,11 +110,9 @@ class IsolatedOverlap:
     gather for the last layer is hidden and one for the first is not.
 
     Args:
-        share: of the slack that a collective has for itself, since others use the link too.
         slowdown: the hardware's ``overlap_slowdown``.
     """
 
-    share: float
     slowdown: float
 
     def price(self, model: Model) -> Priced:
@@ -125,7 +123,7 @@ class IsolatedOverlap:
             if edge.tensor is None:
                 edges.append(edge.seconds)
                 continue
-            slack = self.share * clock.slack(edge)
+            slack = clock.slack(edge)
             key = id(edge.seconds), slack, edge.sources if edge.share < 1.0 else ()
             if key not in made:
                 copies = model.copies(edge)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autopar.graph import Graph, Op
-from autopar.rules import is_alias, why_once
+from autopar.rules import is_alias, storage_roots, why_once
 from autopar.search.choices.space import IMPOSSIBLE
 from autopar.search.ilp.model import Model, Node, Reader, Site
 from autopar.search.settings import SMALL_TENSOR_SHARE
@@ -33,13 +33,15 @@ class RecomputeTimes:
         times: ascending times for each such operator. Each stands for those between it and the one before as well.
         earliest: for each of these times, the first that it stands for.
         needed: the first time at which backward reads each tensor of forward.
-        leaving: tensors whose storage leaves the model, and is kept anyway.
+        roots: the tensor whose storage each tensor shares.
+        leaving: those of ``roots`` whose storage leaves the model, and is kept anyway.
         moments: number of times that are told apart for one operator.
     """
 
     times: Mapping[str, tuple[int, ...]]
     earliest: Mapping[str, tuple[int, ...]]
     needed: Mapping[str, int]
+    roots: Mapping[str, str]
     leaving: frozenset[str]
     moments: int
 
@@ -85,9 +87,10 @@ def find_recompute_times(
         together = (alike or {}).get(name, name)
         fewest[together] = min(len(found), fewest.get(together, moments))
     chosen = {name: _group_times(sorted(found), fewest[(alike or {}).get(name, name)]) for name, found in known.items()}
+    roots = storage_roots(graph)
     return RecomputeTimes(
         {name: last for name, (last, _) in chosen.items()}, {name: first for name, (_, first) in chosen.items()}, needed,
-        frozenset(_storage_root(graph, tensor) for tensor in leaving), moments,
+        roots, frozenset(roots[tensor] for tensor in leaving), moments,
     )  # fmt: skip
 
 
@@ -183,7 +186,7 @@ def add_saved(
     key = states, from_layout, moments
     same = space.equality_table(site.specs, specs)
     whole = same if producer is None or layout is None else model.free_only(space.reshard_table(tensor, site.specs, specs))
-    own_table = model.cached((id(whole), key, viewed, "own"), lambda: _from_producer(whole, same, kept, copied, viewed), whole, same)
+    own_table = model.cached((id(whole), key, viewed, "own"), lambda: from_producer(whole, same, copied, kept, viewed), whole, same)
     if shared_by_all is not None:
         known_by_all, before = (shared_by_all, specs, tuple(found.common)), own_table
         own_table = model.cached((id(before), known_by_all), lambda: _common_alone(before, *known_by_all), before)
@@ -222,7 +225,9 @@ def _keep_until(runs: RecomputeTimes, second: Sequence[Reader], *, whole: bool) 
     return _group_times(found, runs.moments)[1] if whole else (found[0],)
 
 
-def _from_producer(table: np.ndarray, same: np.ndarray, kept: np.ndarray, copied: np.ndarray, viewed: bool) -> np.ndarray:
+def from_producer(
+    table: np.ndarray, same: np.ndarray, copied: np.ndarray, kept: np.ndarray | bool = True, viewed: bool = False
+) -> np.ndarray:  # fmt: skip
     """Edge from the producer's version: a free slice where the choice is made from it, else any spec but the choice's.
 
     Of a view nothing is kept, since recomputing it is free; the tensor that it views is kept instead.
@@ -316,7 +321,7 @@ def _choice_spans(
     begin = max((reader.time for reader in early), default=times[producer.name] if producer else 0) + 1
     tiny = producer is not None and producer.name not in runs.times and not why_once(producer)
     carries = not viewed or _is_only_view(graph, runs, producer)
-    root = _storage_root(graph, site.tensor)
+    root = runs.roots[site.tensor]
     stored = root not in graph.producer or root in runs.leaving
     spans = []
     choices = zip(found.states, found.moments, found.ends, found.from_layout, found.common, strict=True)
@@ -328,15 +333,6 @@ def _choice_spans(
             span = runs.times[producer.name][moment], end
         spans.append(span if span[1] > span[0] else (0, 0))
     return tuple(spans)
-
-
-def _storage_root(graph: Graph, tensor: str) -> str:
-    """The tensor whose storage a tensor shares."""
-    producer = graph.producer.get(tensor)
-    while producer is not None and is_alias(producer) and producer.inputs:
-        tensor = producer.inputs[0]
-        producer = graph.producer.get(tensor)
-    return tensor
 
 
 def _is_only_view(graph: Graph, runs: RecomputeTimes, op: Op | None) -> bool:
@@ -355,7 +351,7 @@ def without_kept_memory(model: Model) -> Model:
 
     Every plan with recomputation takes at least the time and memory that this model asks for.
     """
-    graph = model.space.graph
+    graph, roots = model.space.graph, storage_roots(model.space.graph)
     middle = sum(op.phase == "forward" for op in graph.ops)
 
     def made_once(name: str) -> bool:
@@ -363,7 +359,7 @@ def without_kept_memory(model: Model) -> Model:
 
     def light(node: Node) -> Node:
         if node.kind == "saved" and node.name in graph.producer and not made_once(graph.producer[node.name].name):
-            stored = _storage_root(graph, node.name) not in graph.producer
+            stored = roots[node.name] not in graph.producer
             return node if stored else replace(node, items=[[] for _ in node.items])
         if node.kind == "op" and node.phase == "forward" and not made_once(node.name):
             items = [[(begin, min(end, middle), size) for begin, end, size in found if begin < middle] for found in node.items]

@@ -1,7 +1,8 @@
 """Exact prices of reshards that several readers share, by lazy constraints.
 
 Where three or more readers take one tensor, an edge for each is inexact. Either it counts equal reshards as often as they are read, which
-is too much. Or it counts a share of each that holds for any plan (``InSequence(shared=True)``), which is too little.
+is too much. Or it counts a share of each that holds for any plan, which is too little. Of n readers with a reshard each, at most n - 1
+reshard to the same spec, else all would share a layout. So each pays at least 1 / (n - 1) of the price.
 
 Here the problem begins with shares. A reshard for which a solution pays too little gets a node of its own: made or not made, at its whole
 price, and its readers need it made. The problem is solved until no reshard is underpaid. That solution is optimal.
@@ -87,7 +88,7 @@ class SharingProblem:
         if not self.exact:
             return replace(self.priced, edge_costs=self.costs)
         base, costs = self.priced, self.costs.copy()
-        ends, tables = list[tuple[int, int]](), list[np.ndarray]()
+        edges = list[tuple[int, int, np.ndarray]]()
         for node, (group, spec) in enumerate(self.exact, base.num_nodes):
             price = np.full(len(self.model.nodes[self.model.edges[group[0]].source].seconds), INFINITE, dtype=np.int64)
             for number in group:
@@ -97,20 +98,10 @@ class SharingProblem:
                     continue
                 price = np.minimum(price, whole[:, wants].min(axis=1))
                 mine[:, wants] = np.where(mine[:, wants] >= INFINITE, INFINITE, 0)
-                ends.append((edge.target, node))
-                tables.append(np.stack([np.where(wants, INFINITE, 0), np.zeros(len(wants), dtype=np.int64)], axis=1))
-            ends.append((self.model.edges[group[0]].source, node))
-            tables.append(np.stack([np.zeros_like(price), price], axis=1))
-        count = len(self.exact)
-        return replace(
-            base,
-            node_ptr=np.append(base.node_ptr, base.node_ptr[-1] + 2 * np.arange(1, count + 1)),
-            costs=np.append(base.costs, np.zeros(2 * count, dtype=np.int64)),
-            edges=np.concatenate([base.edges, np.array(ends, dtype=np.int64)]),
-            edge_ptr=np.append(base.edge_ptr, base.edge_ptr[-1] + np.cumsum([table.size for table in tables])),
-            edge_costs=np.concatenate([costs, *(table.reshape(-1) for table in tables)]),
-            item_ptr=np.append(base.item_ptr, np.full(2 * count, base.item_ptr[-1])),
-        )
+                needs = np.stack([np.where(wants, INFINITE, 0), np.zeros(len(wants), dtype=np.int64)], axis=1)
+                edges.append((edge.target, node, needs))
+            edges.append((self.model.edges[group[0]].source, node, np.stack([np.zeros_like(price), price], axis=1)))
+        return replace(base, edge_costs=costs).extended([[0, 0]] * len(self.exact), edges)
 
     def completed(self, choices: np.ndarray) -> np.ndarray:
         """The choices with those of the exact reshards: made where a reader needs it."""

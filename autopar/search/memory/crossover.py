@@ -87,7 +87,7 @@ def solve_restricted(
             prices = prices.learn(found.schedule, found.slots)
         other: ScheduledPlan | None = None
         if folding is None:
-            other = problem.run(IsolatedOverlap(1.0, prices.slowdown), share, best)
+            other = problem.run(IsolatedOverlap(prices.slowdown), share, best)
         elif may_try_optimistic and found is not None:
             may_try_optimistic, other = False, problem.run(LearnedOverlap.optimistic(prices.slowdown), share, best)
         if other is not None and other.better(best, request.limit):
@@ -122,7 +122,7 @@ class RestrictedProblem:
                 if not self.reserves.ease():
                     break
                 continue
-            self.start = solution.choices[: len(problem.node_ptr) - 1]
+            self.start = solution.choices[: problem.num_nodes]
             answer = self._schedule(self.start, best)
             found = answer if answer.better(found, request.limit) else found
             if answer.memory.peak <= request.limit or not self.reserves.learn(problem, self.start, answer.samples):

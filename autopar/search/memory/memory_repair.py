@@ -70,31 +70,17 @@ class CoverRows:
     def apply(self, problem: Problem) -> Problem:
         """The problem with a node for each pair, and a node of one choice that uses the reserved bytes."""
         pairs = [pair for found in self.pairs.values() for pair in found]
-        edges = np.flatnonzero(np.diff(self.reserved, prepend=0, append=0))
-        free = [(int(begin), int(end), int(self.reserved[begin])) for begin, end in pairwise(edges) if self.reserved[begin] > 0]
+        changes = np.flatnonzero(np.diff(self.reserved, prepend=0, append=0))
+        free = [(int(begin), int(end), int(self.reserved[begin])) for begin, end in pairwise(changes) if self.reserved[begin] > 0]
         if not pairs and not free:
             return problem
-        first = len(problem.node_ptr) - 1
-        sizes = [len(pair.levels) for pair in pairs] + [1]
-        items = [[(pair.time, pair.time + 1, level)] if level else [] for pair in pairs for level in pair.levels] + [free]
-        tables = [
-            (ends, table)
-            for number, pair in enumerate(pairs, first)
-            for ends, table in (((pair.source, number), pair.from_source), ((number, pair.target), pair.to_target))
+        edges = [
+            edge
+            for number, pair in enumerate(pairs, problem.num_nodes)
+            for edge in ((pair.source, number, pair.from_source), (number, pair.target, pair.to_target))
         ]
-        added = np.array([item for choice in items for item in choice], dtype=np.int64).reshape(-1, 3)
-        return replace(
-            problem,
-            node_ptr=np.append(problem.node_ptr, problem.node_ptr[-1] + np.cumsum(sizes)),
-            costs=np.append(problem.costs, np.zeros(sum(sizes), dtype=np.int64)),
-            edges=np.concatenate([problem.edges, np.array([ends for ends, _ in tables], dtype=np.int64).reshape(-1, 2)]),
-            edge_ptr=np.append(problem.edge_ptr, problem.edge_ptr[-1] + np.cumsum([table.size for _, table in tables], dtype=np.int64)),
-            edge_costs=np.concatenate([problem.edge_costs, *(table.reshape(-1) for _, table in tables)]),
-            item_ptr=np.append(problem.item_ptr, problem.item_ptr[-1] + np.cumsum([len(choice) for choice in items])),
-            item_begin=np.concatenate([problem.item_begin, added[:, 0]]),
-            item_end=np.concatenate([problem.item_end, added[:, 1]]),
-            item_usage=np.concatenate([problem.item_usage, added[:, 2]]),
-        )
+        items = [[[(pair.time, pair.time + 1, level)] if level else [] for level in pair.levels] for pair in pairs]
+        return problem.extended([np.zeros(len(levels), dtype=np.int64) for levels in (*items, [free])], edges, [*items, [free]])
 
     def complete(self, choices: np.ndarray) -> np.ndarray:
         """The choices with those of the added nodes."""
