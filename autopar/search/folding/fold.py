@@ -18,6 +18,7 @@ from typing import Any
 
 from autopar.graph import Graph, GraphOutput, Op
 from autopar.schedule import AGAIN, OUTPUT, Assignment, Layout
+from autopar.schedule.scheduled_plan import Sample
 from autopar.search.choices.pins import Pins
 from autopar.search.folding.layer_groups import REPRESENTATIVE, Key, LayerGroup, group_layers
 from autopar.search.settings import FEWEST_REPEATS
@@ -113,11 +114,27 @@ class Folding:
 
     def unfolds(self, assignment: Assignment) -> bool:
         """Whether an assignment of the folded graph unfolds. One repeat left out shows that, since all are equal."""
-        return self._with_one_left_out.unfold(assignment) is not None
+        return self._shorten_to(FEWEST_REPEATS - 1).unfold(assignment) is not None
+
+    def samples(self, assignment: Assignment, depths: tuple[int, int]) -> tuple[Sample, ...]:
+        """An assignment of the folded graph at two smaller numbers of repeats, weighted as the line through them."""
+        shorter, longer = depths
+        share = (len(self.group.repeats) - shorter) / (longer - shorter)
+        found = []
+        for weight, short in zip((1.0 - share, share), map(self._shorten_to, depths), strict=True):
+            plan = short.unfold(assignment)
+            assert plan is not None, "a plan that unfolds to one depth does to another"
+            found.append(Sample(weight, short.whole, plan))
+        return tuple(found)
+
+    def _shorten_to(self, repeats: int) -> Folding:
+        if repeats not in self._shorter:
+            self._shorter[repeats] = shorten(self, repeats)
+        return self._shorter[repeats]
 
     @cached_property
-    def _with_one_left_out(self) -> Folding:
-        return shorten(self, FEWEST_REPEATS - 1)
+    def _shorter(self) -> dict[int, Folding]:
+        return {}
 
 
 def fold_layers(whole: Graph) -> Folding | None:

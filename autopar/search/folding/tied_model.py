@@ -23,7 +23,7 @@ from autopar.effort import Budget
 from autopar.graph import Graph, Phase
 from autopar.schedule import Assignment
 from autopar.schedule.scheduled_plan import Sample
-from autopar.search.folding.fold import Folding, shorten
+from autopar.search.folding.fold import Folding
 from autopar.search.folding.layer_groups import REPRESENTATIVE
 from autopar.search.ilp.model import Model, Priced, Weights
 from autopar.search.ilp.scaling import Item, scale_to_integers
@@ -117,23 +117,10 @@ class TiedModel(Model):
         return found
 
     def short_samples(self, assignment: Assignment) -> tuple[Sample, ...]:
-        if not self._short_foldings or len(assignment.strategies) == len(self.planned_graph.ops):
-            return ()
-        found = [fold.unfold(assignment) for fold in self._short_foldings]
-        shorter, longer = self.thresholds.short_depths
-        share = (len(self.fold.group.repeats) - shorter) / (longer - shorter)
-        weights = 1.0 - share, share
-        return tuple(
-            Sample(weight, fold.whole, one)
-            for weight, fold, one in zip(weights, self._short_foldings, found, strict=True)
-            if one is not None
-        )
-
-    @cached_property
-    def _short_foldings(self) -> tuple[Folding, ...]:
-        """Foldings of shorter graphs whose schedules stand for the whole one; none in a graph of fewer than ``deep_layers``."""
         deep = len(self.fold.group.repeats) >= self.thresholds.deep_layers
-        return tuple(shorten(self.fold, repeats) for repeats in self.thresholds.short_depths) if deep else ()
+        if not deep or len(assignment.strategies) == len(self.planned_graph.ops):
+            return ()
+        return self.fold.samples(assignment, self.thresholds.short_depths)
 
     @property
     def planned_graph(self) -> Graph:
