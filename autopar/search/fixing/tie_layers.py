@@ -29,18 +29,15 @@ from autopar.search.settings import CLOSE_GAP, NEAR, PROOF, TIED_LAYERS_TRIED
 from autopar.sharding import ShardingSpec
 
 
-def tie_equal_layers(search: SearchState, most_increase: float = NEAR) -> ScheduledPlan | None:
+def tie_equal_layers(search: SearchState) -> ScheduledPlan | None:
     """The incumbent of an ended search with its equal layers tied.
 
     None where they are equal already, or where tying costs too much.
-
-    Args:
-        most_increase: relative increase of the objective that equal layers are worth, unless the plan is proved optimal.
     """
     best, model = search.best, search.model
     if best is None or isinstance(model, TiedModel) or best.assignment.again or search.interrupted:
         return None
-    share = min(EQUAL_SECONDS, most_increase) if search.open_gap <= PROOF else most_increase
+    share = EQUAL_SECONDS if search.open_gap <= PROOF else NEAR
     communication = not model.space.machine.overlaps
     weights: Weights = InSequence() if communication else LearnedOverlap.first(search.slowdown).learn(best.schedule, best.slots)
     problem, _ = model.problem(search.limit, weights)

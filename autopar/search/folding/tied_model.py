@@ -356,7 +356,7 @@ class Decomposition:
                 ends_here = [layer.add_node(end, np.zeros(len(self.priced.nodes[end]))) for end in (source, target)]
                 layer.edges.append((ends_here[0], ends_here[1], table))
 
-    def bound(self, optimum: float, budget: Budget, tied: np.ndarray | None = None, wanted: float = np.inf) -> float:
+    def bound(self, optimum: float, budget: Budget, tied: np.ndarray, wanted: float) -> float:
         """The best bound found within about the budget, in seconds.
 
         The layer is the smaller piece and most of the bound. So steps follow its solutions alone, until it lacks little; then the outside
@@ -364,14 +364,14 @@ class Decomposition:
 
         Args:
             optimum: cost of the tied problem, in seconds: the target of the steps.
-            tied: the choices of that cost, one per node. Potentials do not change their cost. Without them every step solves the outside.
+            tied: the choices of that cost, one per node. Potentials do not change their cost.
             wanted: a bound beyond which none is better.
         """
         wanted = min(wanted, optimum * (1 - DECOMPOSITION_ENOUGH))
         inside = budget.share(1 - OUTSIDE_SHARE)
         start = self.model.potentials
         potentials = {source: start.get(source, np.zeros(len(self.priced.nodes[source]))) for source in self.sources}
-        best, kept, aim = -np.inf, potentials, -np.inf if tied is None else self.layer.cost(tied)
+        best, kept, aim = -np.inf, potentials, self.layer.cost(tied)
         most, idle = -np.inf, 0
         for step in range(ROUNDS):
             inner, chosen = self.layer.solve(potentials, inside.at_least(1.0))
