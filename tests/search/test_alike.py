@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from autopar.cli.target import load_target
 from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.effort import unlimited
@@ -65,5 +67,7 @@ def test_odd_layer_takes_the_sharding_of_the_others() -> None:
     assert len(entering) == 1
 
 
-def test_odd_layer_stays_where_equal_layers_cost_more_than_they_are_worth() -> None:
-    assert alike.tie_equal_layers(searched_with_an_odd_layer(), most_increase=-0.5) is None
+def test_odd_layer_stays_where_equal_layers_cost_more_than_they_are_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = searched_with_an_odd_layer()
+    monkeypatch.setattr(alike, "NEAR", -0.5)
+    assert alike.tie_equal_layers(search) is None

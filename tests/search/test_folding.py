@@ -114,11 +114,13 @@ def test_tied_costs_are_those_of_the_whole_and_bounds_hold_for_free_layers(name:
     free, free_unit = whole.problem(None, weights_of(whole)[name])
     oracle = solve(free, time_limit=600.0, gap=1e-6)
     assert oracle.objective is not None
-    bound = Decomposition(tied, weights.price(tied)).bound(optimum, unlimited())
+    answer, joint = tied.expand(found.choices), Decomposition(tied, weights.price(tied))
+    joint.layer.cost = lambda choices: -np.inf  # type: ignore[method-assign]  # so that every step solves the outside too
+    bound = joint.bound(optimum, unlimited(), answer, np.inf)
     assert 0.97 * oracle.objective * free_unit <= bound <= oracle.objective * free_unit * (1 + 1e-9)
     # steps by the layer alone come as far
     pieces = Decomposition(models("dp=4")[1], weights.price(tied))
-    alone = pieces.bound(optimum, unlimited(), tied.expand(found.choices))
+    alone = pieces.bound(optimum, unlimited(), answer, np.inf)
     assert bound * (1 - 2 * DECOMPOSITION_ENOUGH) <= alone <= oracle.objective * free_unit * (1 + 1e-9)
     # a bound that is wanted is reached with no more steps than it takes
     steps: list[int] = []
@@ -126,11 +128,11 @@ def test_tied_costs_are_those_of_the_whole_and_bounds_hold_for_free_layers(name:
         counted = Decomposition(models("dp=4")[1], weights.price(tied))
         step, calls = counted.layer.solve, list[int]()
         counted.layer.solve = lambda *given, step=step, calls=calls: (calls.append(1), step(*given))[1]  # type: ignore[method-assign]
-        assert counted.bound(optimum, unlimited(), tied.expand(found.choices), wanted) >= min(wanted, alone)
+        assert counted.bound(optimum, unlimited(), answer, wanted) >= min(wanted, alone)
         steps.append(len(calls))
     assert steps[0] == 1 <= steps[1]
     # the tied answer costs the same in pieces
-    inner, outer = (piece.cost(tied.expand(found.choices)) for piece in (pieces.layer, pieces.outside))
+    inner, outer = (piece.cost(answer) for piece in (pieces.layer, pieces.outside))
     assert outer + pieces.times * inner == pytest.approx(optimum, rel=1e-6)
 
 
@@ -157,7 +159,7 @@ def test_the_outside_has_its_part_of_the_budget(monkeypatch: pytest.MonkeyPatch)
             patch.setattr(pieces.layer, "solve", of_layer)
             patch.setattr(pieces.outside, "solve", of_outside)
             patch.setattr(pieces.layer, "cost", lambda choices: 0.1)
-            pieces.bound(100.0, given, answers[0])
+            pieces.bound(100.0, given, answers[0], np.inf)
         assert len(outer) == 1 and outer[0] >= OUTSIDE_SHARE * 10.0
         assert len(inner) == (steps or (1 - OUTSIDE_SHARE) * 10.0)
 

@@ -14,6 +14,7 @@ from autopar.schedule import make_schedule, memory, step_seconds
 from autopar.schedule.instructions import LEAN_LIMITS
 from autopar.search.baselines.checkpointing import apply_policies
 from autopar.search.baselines.recipes import find_baselines
+from autopar.search.bounds import surrogate
 from autopar.search.bounds.memory_dual import lagrangian_bound
 from autopar.search.bounds.surrogate import Master, Multipliers, Term, floor_of_model
 from autopar.search.choices.pins import Pins
@@ -93,7 +94,7 @@ def test_no_plan_on_a_mesh_is_below_it() -> None:
 
 
 @pytest.mark.slow
-def test_bound_with_folded_layers_is_near_that_of_the_whole_graph() -> None:
+def test_bound_with_folded_layers_is_near_that_of_the_whole_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without chains of dependencies, of which there are more in the whole graph than its answers tell in so few rounds."""
     model, whole = tied(MESH), heavy(Space(graph(), machine(MESH), "adamw", Pins()))
     assert not model.is_idle(model.op_times[folding().group.repeats[1][0]])
@@ -101,19 +102,21 @@ def test_bound_with_folded_layers_is_near_that_of_the_whole_graph() -> None:
     later = [whole.op_times[name] for name, at in model.op_times.items() if at in times]
     allowed = 0.55 * lean_peak(MESH)
     pairs = ((whole, later), (model, times))
-    found = [lagrangian_bound(some, first(some), allowed, at, unlimited(), has_paths=False) for some, at in pairs]
-    free = lagrangian_bound(whole, first(whole), 2.0**60, later, unlimited(), has_paths=False)
+    monkeypatch.setattr(surrogate, "PATH_GAIN", np.inf)  # no path enters
+    found = [lagrangian_bound(some, first(some), allowed, at, unlimited()) for some, at in pairs]
+    free = lagrangian_bound(whole, first(whole), 2.0**60, later, unlimited())
     assert found[0] > free * 1.001, "memory is short"
     assert found[0] * 0.97 <= found[1] <= found[0] * (1 + 2e-3), "a bound on layers left free"
 
 
 @pytest.mark.slow
-def test_paths_raise_the_bound_where_collectives_are_slow() -> None:
+def test_paths_raise_the_bound_where_collectives_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where gathers and reductions take long: for the loss's own call nobody waits."""
     mesh = "dp=8"
     model, allowed = tied(mesh), 0.8 * lean_peak(mesh)
     chained = lagrangian_bound(model, first(model), allowed, rests(model), unlimited())
-    assert chained > lagrangian_bound(model, first(model), allowed, rests(model), unlimited(), has_paths=False) * 1.001
+    monkeypatch.setattr(surrogate, "PATH_GAIN", np.inf)  # no path enters
+    assert chained > lagrangian_bound(model, first(model), allowed, rests(model), unlimited()) * 1.001
 
 
 def test_weights_without_paths() -> None:

@@ -17,7 +17,7 @@ from autopar.search.driver.state import SearchState
 from autopar.search.folding.fold import Folding
 from autopar.search.folding.tied_model import TiedModel
 from autopar.search.ilp.model import Model
-from autopar.search.settings import ROOMY, TUNED_BASELINES
+from autopar.search.settings import TUNED_BASELINES
 
 
 @dataclass
@@ -137,4 +137,4 @@ def _recomputing_variants(rivals: Mapping[str, ScheduledPlan], search: SearchSta
 def _is_memory_bound(rival: ScheduledPlan, search: SearchState) -> bool:
     """Whether memory keeps a plan from fitting, or from prefetching as much as it would."""
     short = rival.limits.ahead_bytes < default_limits(search.model.space.machine).ahead_bytes
-    return rival.memory.peak > search.limit or (short and rival.memory.peak > ROOMY * search.limit)
+    return rival.memory.peak > search.limit or (short and rival.memory.peak > search.request.thresholds.roomy * search.limit)

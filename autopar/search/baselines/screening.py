@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 from autopar.cost_models import Machine
 from autopar.graph import Graph
@@ -20,7 +20,7 @@ from autopar.search.baselines.recipes import find_baselines
 from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
 from autopar.search.driver.result import Shared
-from autopar.search.folding.fold import Folding, fold_layers, shorten
+from autopar.search.folding.fold import Folding, fold_layers
 from autopar.search.settings import SCREENING_DEPTHS
 
 SCREENED = ("ddp", "fsdp", "megatron_sp", "torchtitan", "expert")
@@ -111,23 +111,6 @@ class _Screening:
 
     def _estimate(self, assignment: Assignment) -> ScheduledPlan:
         """The assignment under the usual limits of the passes, or under the leanest where these do not fit."""
-        search = LimitSearch(assignment, self._samples(assignment), self.machine, self.optimizer, self.limit)
-        return search.run(None, 0, improve=False)
-
-    def _samples(self, assignment: Assignment) -> list[Sample]:
-        """The graphs to schedule, with the weights of the line through them."""
-        if self.folding is None:
-            return [Sample(1.0, self.graph, assignment)]
-        shorter, longer = SCREENING_DEPTHS
-        share = (len(self.folding.group.repeats) - shorter) / (longer - shorter)
-        found = []
-        for weight, short in zip((1.0 - share, share), self._short, strict=True):
-            plan = short.unfold(assignment)
-            assert plan is not None, "a plan that unfolds to one depth does to another"
-            found.append(Sample(weight, short.whole, plan))
-        return found
-
-    @cached_property
-    def _short(self) -> tuple[Folding, ...]:
-        assert self.folding is not None
-        return tuple(shorten(self.folding, repeats) for repeats in SCREENING_DEPTHS)
+        whole, folding = (Sample(1.0, self.graph, assignment),), self.folding
+        samples = whole if folding is None else folding.samples(assignment, SCREENING_DEPTHS)
+        return LimitSearch(assignment, samples, self.machine, self.optimizer, self.limit).run(None, 0, improve=False)

@@ -75,18 +75,15 @@ class _PricedSolve:
     choices: np.ndarray
 
 
-def lagrangian_bound(
-    model: Model, weights: Multipliers, allowed: float, times: Sequence[int], budget: Budget, has_paths: bool = True
-) -> float:
+def lagrangian_bound(model: Model, weights: Multipliers, allowed: float, times: Sequence[int], budget: Budget) -> float:
     """The best bound found, in seconds, on the step of every plan that holds at most ``allowed`` bytes at ``times``; 0 without any.
 
     Args:
         weights: the first weights, without paths.
         times: times of the problem at which bytes may have a price.
         budget: work of all solves.
-        has_paths: whether paths of dependencies may get a weight.
     """
-    cuts = Master(model, weights.slowdown, allowed, times, has_paths)
+    cuts = Master(model, weights.slowdown, allowed, times)
     best: _PricedSolve | None = None
     prices: Mapping[int, float] = {}
     least_reachable, unpriced = math.inf, 0.0

@@ -247,11 +247,10 @@ class Master:
 
     Args:
         allowed, times: bytes that are free of charge, and the times of the model at which bytes may have a price (``memory_dual``).
-        has_paths: whether paths may enter as terms.
     """
 
-    def __init__(self, model: Model, slowdown: float, allowed: float = 0.0, times: Sequence[int] = (), has_paths: bool = True) -> None:
-        self.model, self.slowdown, self.allowed, self.times, self.has_paths = model, slowdown, allowed, list(times), has_paths
+    def __init__(self, model: Model, slowdown: float, allowed: float = 0.0, times: Sequence[int] = ()) -> None:
+        self.model, self.slowdown, self.allowed, self.times = model, slowdown, allowed, list(times)
         links = model.space.links
         self.slowing = links if slowdown else ()
         self.terms: list[Term] = []
@@ -329,7 +328,7 @@ class Master:
         )
         for phase in PHASES:
             known = max(value for term, value in zip(self.terms, reached, strict=True) if term.phase == phase)
-            for link in ("", *self.slowing) if self.has_paths else ():
+            for link in ("", *self.slowing):
                 path = self.longest_path(phase, seconds, edges * (1.0 - (self.slowdown if link else 0.0)))
                 term = Term(phase, link, path=path)
                 mean = sum(share * answer.sum_of(term, self.slowdown) for share, answer in zip(mix, self.evaluations, strict=True))

@@ -22,7 +22,7 @@ from autopar.sharding import REDUCTIONS, ShardingSpec
 LARGE_BYTES = 2.0**60
 """Bytes beside which a launch takes no time."""
 UNUSED = -1
-"""Code of an axis that a spec does not use. ``FREE - 1 - r`` is the code of an axis over which a value is partial by reduction ``r``."""
+"""Code of an axis that a spec does not use. ``UNUSED - 1 - r`` is the code of an axis over which a value is partial by reduction ``r``."""
 SUM = UNUSED - 1 - REDUCTIONS.index("sum")
 
 Codes = np.ndarray

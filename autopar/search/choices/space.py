@@ -144,7 +144,7 @@ class Space:
         """The strategies of ``op``, priced. An operator without a rule runs whole and is noted in ``unknown``.
 
         Raises:
-            Late: the budget is used up.
+            BudgetExhausted: the budget is used up.
         """
         found = self._in_each(op)
         if op.name not in self.made_once:
@@ -391,7 +391,7 @@ class Space:
             repeated: the repeated dims of the tensor in its sources.
 
         Raises:
-            Late: the budget is used up.
+            BudgetExhausted: the budget is used up.
         """
         return self._reshard_tables(tensor, sources, targets, repeated)[0]
 

@@ -66,13 +66,16 @@ def find_uneven_splits(graph: Graph, machine: Machine) -> UnevenSplits:
     odd = {extent for extent in extents if any(may_split_unevenly(extent, count) for count in counts)}
     if not odd:
         return UnevenSplits()
-    together = _UnionFind()
+    from networkx.utils import UnionFind  # networkx takes 0.15 s to import: graphs without such dims go without
+
+    together = UnionFind()
+    """Of (tensor, dim): dims that must be split alike."""
     ruled = [(op, find_rule(op, graph.tensors)) for op in graph.ops]
     for op, rule in ruled:
         for name in _factors(rule, odd):
-            together.join(list(_places(op, rule, name)))
+            together.union(*_places(op, rule, name))
     entering = {
-        together.root((item.tensor, dim))
+        together[item.tensor, dim]
         for item in graph.inputs
         if item.blocks is None and item.kind != "tangent"
         for dim, extent in enumerate(graph.tensors[item.tensor].shape)
@@ -82,8 +85,8 @@ def find_uneven_splits(graph: Graph, machine: Machine) -> UnevenSplits:
     dims: dict[Shape, set[int]] = {}
     for op, rule in ruled:
         for name in _factors(rule, odd):
-            places = list(_places(op, rule, name))
-            if together.root(places[0]) in entering:
+            places = _places(op, rule, name)
+            if together[places[0]] in entering:
                 factors.setdefault(op_signature(op, graph), set()).add(name)
                 for tensor, dim in places:
                     dims.setdefault(graph.tensors[tensor].shape, set()).add(dim)
@@ -99,19 +102,3 @@ def _places(op: Op, rule: ShardingRule, factor: str) -> list[tuple[str, int]]:
     """Every (tensor, dim) that is this factor alone."""
     terms = zip((*op.inputs, *op.outputs), rule.inputs + rule.outputs, strict=True)
     return [(tensor, dim) for tensor, term in terms for dim, names in enumerate(term) if names == (factor,)]
-
-
-class _UnionFind:
-    """Union-find over (tensor, dim): dims that must be split alike."""
-
-    def __init__(self) -> None:
-        self.parent: dict[tuple[str, int], tuple[str, int]] = {}
-
-    def root(self, place: tuple[str, int]) -> tuple[str, int]:
-        while place in self.parent:
-            place = self.parent[place]
-        return place
-
-    def join(self, places: Sequence[tuple[str, int]]) -> None:
-        first, *others = dict.fromkeys(map(self.root, places))
-        self.parent.update(dict.fromkeys(others, first))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations, pairwise
 
 from autopar.cost_models import Machine, Mesh
 from autopar.cost_models.collectives import KINDS
@@ -100,8 +101,8 @@ def axis_merges(machine: Machine, axes: int) -> Iterator[AxisMerge]:
     """
     mesh, hardware = machine.mesh, machine.hardware
     used = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
-    for cuts in _cuts(len(used), axes):
-        words = tuple(tuple(used[begin:end]) for begin, end in cuts)
+    for cuts in combinations(range(1, len(used)), axes - 1):
+        words = tuple(tuple(used[begin:end]) for begin, end in pairwise((0, *cuts, len(used))))
         links = [{hardware.axis_link(mesh.names[axis]) for axis in word} for word in words]
         if all(len(found) == 1 for found in links):
             names = ["_".join(mesh.names[axis] for axis in word) for word in words]
@@ -109,13 +110,3 @@ def axis_merges(machine: Machine, axes: int) -> Iterator[AxisMerge]:
             own = tuple((name, link) for name, found in zip(names, links, strict=True) for link in found if link is not None)
             merged = Mesh(tuple(zip(names, sizes, strict=True)))
             yield AxisMerge(Machine(merged, replace(hardware, axes=own), machine.cost_model, machine.execution), words)
-
-
-def _cuts(count: int, parts: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Every way to cut a row of ``count`` into ``parts`` runs, as (begin, end)."""
-    if parts == 1:
-        yield ((0, count),)
-        return
-    for last in range(parts - 1, count):
-        for before in _cuts(last, parts - 1):
-            yield (*before, (last, count))

@@ -13,8 +13,7 @@ from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
-from autopar.search.ilp.model import InSequence, Weights
-from autopar.search.ilp.overlap import LearnedOverlap
+from autopar.search.ilp.overlap import learn_weights
 from autopar.search.memory.memory_repair import solve_fixed
 from autopar.search.settings import CLOSE_GAP, LEAST_SOLVE_WORK, LONG_TRIES
 from autopar.sharding import ShardingSpec, Strategy
@@ -60,10 +59,7 @@ def find_alternatives(
         choices = [one for one in dict.fromkeys(model.space.op_choices(graph.op[name]).strategies) if one != given.strategies[name]]
     else:
         raise UsageError(f"{name!r} is no parameter, buffer, input or operator", "name one of these: only they are chosen for themselves")
-    communication = not machine.overlaps
-    slowdown = machine.hardware.overlap_slowdown
-    weights: Weights = InSequence() if communication else LearnedOverlap.first(slowdown).learn(schedule, simulated(schedule))
-    problem, _ = model.problem(limit, weights)
+    problem, _ = model.problem(limit, learn_weights(schedule, simulated(schedule)))
     budget, found = Budget(Meter(seconds), seconds), dict[str, Alternative]()
     for number, choice in enumerate(choices):
         if budget.over:

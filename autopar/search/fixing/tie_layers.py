@@ -22,28 +22,22 @@ from autopar.search.driver.state import SearchState
 from autopar.search.folding.layer_groups import LayerGroup, group_layers
 from autopar.search.folding.tied_model import TiedModel
 from autopar.search.ilp.decode import decode_assignment
-from autopar.search.ilp.model import InSequence, Weights
-from autopar.search.ilp.overlap import LearnedOverlap
+from autopar.search.ilp.overlap import learn_weights
 from autopar.search.memory.memory_repair import solve_fixed
 from autopar.search.settings import CLOSE_GAP, LEAST_SOLVE_WORK, NEAR, PROOF, TIED_LAYERS_TRIED
 from autopar.sharding import ShardingSpec
 
 
-def tie_equal_layers(search: SearchState, most_increase: float = NEAR) -> ScheduledPlan | None:
+def tie_equal_layers(search: SearchState) -> ScheduledPlan | None:
     """The incumbent of an ended search with its equal layers tied.
 
     None where they are equal already, or where tying costs too much.
-
-    Args:
-        most_increase: relative increase of the objective that equal layers are worth, unless the plan is proved optimal.
     """
     best, model = search.best, search.model
     if best is None or isinstance(model, TiedModel) or best.assignment.again or search.interrupted:
         return None
-    share = min(EQUAL_SECONDS, most_increase) if search.open_gap <= PROOF else most_increase
-    communication = not model.space.machine.overlaps
-    weights: Weights = InSequence() if communication else LearnedOverlap.first(search.slowdown).learn(best.schedule, best.slots)
-    problem, _ = model.problem(search.limit, weights)
+    share = EQUAL_SECONDS if search.open_gap <= PROOF else NEAR
+    problem, _ = model.problem(search.limit, learn_weights(best.schedule, best.slots))
     candidates = tuple(_candidates(model.space.graph, best.assignment))
     whole = (replace(one, inputs={**best.assignment.inputs, **one.inputs}) for one in candidates)
     for wanted in (*whole, *(replace(one, strategies={}) for one in candidates)):

@@ -14,14 +14,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from autopar.graph import Graph, GraphOutput, Op
 from autopar.schedule import AGAIN, OUTPUT, Assignment, Layout
+from autopar.schedule.scheduled_plan import Sample
 from autopar.search.choices.pins import Pins
 from autopar.search.folding.layer_groups import REPRESENTATIVE, Key, LayerGroup, group_layers
 from autopar.search.settings import FEWEST_REPEATS
 from autopar.sharding import ShardingSpec
+
+Specs = TypeVar("Specs", bound=Mapping[str, ShardingSpec])
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Folding:
     @property
     def represented_count(self) -> int:
         """Number of repeats that the representative stands for, itself included."""
-        return self.group.last_representative - REPRESENTATIVE + 1
+        return len(self.group.represented)
 
     @cached_property
     def representatives(self) -> Mapping[str, str]:
@@ -63,18 +66,9 @@ class Folding:
 
     def pins(self, pins: Pins) -> Pins | None:
         """The pins on the folded graph; None where pins differ between the repeats that the representative stands for."""
-        for place in (pins.inputs, pins.tensors):
-            for name in set(place) & set(self.group.tensors):
-                repeat = self.group.repeat_of(name)
-                if repeat is not None and REPRESENTATIVE <= repeat <= self.group.last_representative:
-                    copies = {
-                        place.get(self.group.counterpart(name, other))
-                        for other in range(REPRESENTATIVE, self.group.last_representative + 1)
-                    }
-                    if len(copies) > 1:
-                        return None
-        if any(len({pins.outputs.get(name) for name in names}) > 1 for names in self._outputs_between()):
-            return None
+        for place, names in self._pinned_together(pins.inputs, pins.outputs, pins.tensors):
+            if len({place.get(name) for name in names}) > 1:
+                return None
         number = {f"{OUTPUT}{whole}": f"{OUTPUT}{index}" for index, whole in enumerate(self.outputs)}
         return Pins(
             {name: spec for name, spec in pins.inputs.items() if name in self.graph.tensors},
@@ -87,23 +81,25 @@ class Folding:
     def spread_pins(self, pins: Pins) -> Pins | None:
         """The pins on the folded graph, where one of a repeat between holds for all of them; None where two disagree."""
         inputs, tensors, outputs = dict(pins.inputs), dict(pins.tensors), dict(pins.outputs)
-        for place in (inputs, tensors):
-            for name, spec in list(place.items()):
-                repeat = self.group.repeat_of(name)
-                if repeat is not None and REPRESENTATIVE <= repeat <= self.group.last_representative:
-                    for other in range(REPRESENTATIVE, self.group.last_representative + 1):
-                        place.setdefault(self.group.counterpart(name, other), spec)
-        for names in self._outputs_between():
-            for spec in [outputs[name] for name in names if name in outputs][:1]:
-                outputs = {**dict.fromkeys(names, spec), **outputs}
+        for place, names in self._pinned_together(inputs, outputs, tensors):
+            for spec in [place[name] for name in names if name in place][:1]:
+                place.update({name: spec for name in names if name not in place})
         return self.pins(replace(pins, inputs=inputs, tensors=tensors, outputs=outputs))
+
+    def _pinned_together(self, inputs: Specs, outputs: Specs, tensors: Specs) -> Iterator[tuple[Specs, list[str]]]:
+        """Yields pins of one kind, and names in the repeats between that have the same pin or none."""
+        for place in (inputs, tensors):
+            for name in [name for name in place if name in self.group.tensors and self.group.is_represented(name)]:
+                yield place, [self.group.counterpart(name, repeat) for repeat in self.group.represented]
+        for names in self._outputs_between():
+            yield outputs, names
 
     def _outputs_between(self) -> Iterator[list[str]]:
         """Yields the outputs that the repeats between give at one place, by name."""
         places: dict[Key, list[str]] = {}
         for index, output in enumerate(self.whole.outputs):
             home = self.group.tensors.get(output.tensor)
-            if output.kind == "output" and home is not None and REPRESENTATIVE <= home[0] <= self.group.last_representative:
+            if output.kind == "output" and home is not None and home[0] in self.group.represented:
                 places.setdefault(home[1], []).append(f"{OUTPUT}{index}")
         yield from places.values()
 
@@ -113,11 +109,27 @@ class Folding:
 
     def unfolds(self, assignment: Assignment) -> bool:
         """Whether an assignment of the folded graph unfolds. One repeat left out shows that, since all are equal."""
-        return self._with_one_left_out.unfold(assignment) is not None
+        return self._shorten_to(FEWEST_REPEATS - 1).unfold(assignment) is not None
+
+    def samples(self, assignment: Assignment, depths: tuple[int, int]) -> tuple[Sample, ...]:
+        """An assignment of the folded graph at two smaller numbers of repeats, weighted as the line through them."""
+        shorter, longer = depths
+        share = (len(self.group.repeats) - shorter) / (longer - shorter)
+        found = []
+        for weight, short in zip((1.0 - share, share), map(self._shorten_to, depths), strict=True):
+            plan = short.unfold(assignment)
+            assert plan is not None, "a plan that unfolds to one depth does to another"
+            found.append(Sample(weight, short.whole, plan))
+        return tuple(found)
+
+    def _shorten_to(self, repeats: int) -> Folding:
+        if repeats not in self._shorter:
+            self._shorter[repeats] = shorten(self, repeats)
+        return self._shorter[repeats]
 
     @cached_property
-    def _with_one_left_out(self) -> Folding:
-        return shorten(self, FEWEST_REPEATS - 1)
+    def _shorter(self) -> dict[int, Folding]:
+        return {}
 
 
 def fold_layers(whole: Graph) -> Folding | None:
@@ -165,27 +177,22 @@ def _find_neighbours(whole: Graph, group: LayerGroup) -> dict[Key, int] | None:
             if offset not in (1, -1) or toward.setdefault(key, -offset) != -offset:
                 return None
     for op in whole.ops:
-        if op.name not in group.ops and any(_is_between(group, tensor) for tensor in op.inputs):
+        if op.name not in group.ops and any(map(group.is_represented, op.inputs)):
             return None
-    keys = {frozenset(names) for names in group.by_key[REPRESENTATIVE : group.last_representative + 1]}
+    keys = {frozenset(group.by_key[repeat]) for repeat in group.represented}
     return toward if len(keys) == 1 else None
-
-
-def _is_between(group: LayerGroup, tensor: str) -> bool:
-    repeat = group.repeat_of(tensor)
-    return repeat is not None and REPRESENTATIVE <= repeat <= group.last_representative
 
 
 def _have_equal_interfaces(whole: Graph, group: LayerGroup) -> bool:
     """Whether the repeats between give equal outputs and gradients of their own parameters, and read equal graph inputs."""
-    found: dict[int, list[Any]] = {repeat: [] for repeat in range(REPRESENTATIVE, group.last_representative + 1)}
+    found: dict[int, list[Any]] = {repeat: [] for repeat in group.represented}
     for output in whole.outputs:
         source = group.tensors.get(output.tensor)
         target = group.tensors.get(whole.owners[output]) if output.kind != "output" else source
         if source is None and target is None:
             continue
         if source is None or target is None or source[0] != target[0]:
-            if any(place is not None and REPRESENTATIVE <= place[0] <= group.last_representative for place in (source, target)):
+            if any(place is not None and place[0] in found for place in (source, target)):
                 return False
         elif source[0] in found:
             found[source[0]].append((output.kind, source[1], target[1]))
@@ -250,8 +257,7 @@ class _Unfolding:
 
     def _output_identity(self, output: GraphOutput, graph: Graph) -> tuple[str, str, str]:
         """The identity of an output. In the repeats between, outputs are identified by the tensor that they give, without their name."""
-        home = self.group.repeat_of(output.tensor)
-        name = "" if home is not None and REPRESENTATIVE <= home <= self.group.last_representative else output.name
+        name = "" if self.group.is_represented(output.tensor) else output.name
         return output.kind, output.tensor, name if output.kind == "output" else graph.owners[output]
 
     def run(self) -> Assignment | None:

@@ -41,6 +41,15 @@ class LayerGroup:
     def left_out(self) -> range:
         return range(REPRESENTATIVE + 1, self.last_representative)
 
+    @property
+    def represented(self) -> range:
+        """The repeats that the representative stands for, itself included."""
+        return range(REPRESENTATIVE, self.last_representative + 1)
+
+    def is_represented(self, name: str) -> bool:
+        """Whether an operator or tensor is of a repeat that the representative stands for."""
+        return self.repeat_of(name) in self.represented
+
     def repeat_of(self, name: str) -> int | None:
         """The repeat of an operator or tensor; None outside all repeats."""
         place = self.tensors.get(name) or self.ops.get(name)

@@ -23,7 +23,7 @@ from autopar.effort import Budget
 from autopar.graph import Graph, Phase
 from autopar.schedule import Assignment
 from autopar.schedule.scheduled_plan import Sample
-from autopar.search.folding.fold import Folding, shorten
+from autopar.search.folding.fold import Folding
 from autopar.search.folding.layer_groups import REPRESENTATIVE
 from autopar.search.ilp.model import Model, Priced, Weights
 from autopar.search.ilp.scaling import Item, scale_to_integers
@@ -119,23 +119,10 @@ class TiedModel(Model):
         return found
 
     def short_samples(self, assignment: Assignment) -> tuple[Sample, ...]:
-        if not self._short_foldings or len(assignment.strategies) == len(self.planned_graph.ops):
-            return ()
-        found = [fold.unfold(assignment) for fold in self._short_foldings]
-        shorter, longer = self.thresholds.short_depths
-        share = (len(self.fold.group.repeats) - shorter) / (longer - shorter)
-        weights = 1.0 - share, share
-        return tuple(
-            Sample(weight, fold.whole, one)
-            for weight, fold, one in zip(weights, self._short_foldings, found, strict=True)
-            if one is not None
-        )
-
-    @cached_property
-    def _short_foldings(self) -> tuple[Folding, ...]:
-        """Foldings of shorter graphs whose schedules stand for the whole one; none in a graph of fewer than ``deep_layers``."""
         deep = len(self.fold.group.repeats) >= self.thresholds.deep_layers
-        return tuple(shorten(self.fold, repeats) for repeats in self.thresholds.short_depths) if deep else ()
+        if not deep or len(assignment.strategies) == len(self.planned_graph.ops):
+            return ()
+        return self.fold.samples(assignment, self.thresholds.short_depths)
 
     @property
     def planned_graph(self) -> Graph:
@@ -374,7 +361,7 @@ class Decomposition:
                 ends_here = [layer.add_node(end, np.zeros(len(self.priced.nodes[end]))) for end in (source, target)]
                 layer.edges.append((ends_here[0], ends_here[1], table))
 
-    def bound(self, optimum: float, budget: Budget, tied: np.ndarray | None = None, wanted: float = np.inf) -> float:
+    def bound(self, optimum: float, budget: Budget, tied: np.ndarray, wanted: float) -> float:
         """The best bound found within about the budget, in seconds.
 
         The layer is the smaller piece and most of the bound. So steps follow its solutions alone, until it lacks little; then the outside
@@ -382,14 +369,14 @@ class Decomposition:
 
         Args:
             optimum: cost of the tied problem, in seconds: the target of the steps.
-            tied: the choices of that cost, one per node. Potentials do not change their cost. Without them every step solves the outside.
+            tied: the choices of that cost, one per node. Potentials do not change their cost.
             wanted: a bound beyond which none is better.
         """
         wanted = min(wanted, optimum * (1 - DECOMPOSITION_ENOUGH))
         inside = budget.share(1 - OUTSIDE_SHARE)
         start = self.model.potentials
         potentials = {source: start.get(source, np.zeros(len(self.priced.nodes[source]))) for source in self.sources}
-        best, kept, aim = -np.inf, potentials, -np.inf if tied is None else self.layer.cost(tied)
+        best, kept, aim = -np.inf, potentials, self.layer.cost(tied)
         most, idle = -np.inf, 0
         for step in range(ROUNDS):
             inner, chosen = self.layer.solve(potentials, inside.at_least(LEAST_SOLVE_WORK))

@@ -62,7 +62,7 @@ class Dependencies:
         self._find_reachable(homes)
 
     def _find_reachable(self, homes: Sequence[int | None]) -> None:
-        """Finds ``leads[i, j]``: place j depends on place i, through operators of their repeat alone.
+        """Finds ``reaches[i, j]``: place j depends on place i, through operators of their repeat alone.
 
         A span from a place with one follower is no longer than the way over the follower; likewise to a place that follows one alone. So
         spans go from ``forks`` to ``joins``.

@@ -19,7 +19,7 @@ from autopar.graph import Phase
 from autopar.schedule import Schedule, Slot
 from autopar.schedule.ordering import phases_in_order
 from autopar.schedule.windows import windows
-from autopar.search.ilp.model import Edge, Model, Priced, Side
+from autopar.search.ilp.model import Edge, InSequence, Model, Priced, Side, Weights
 from autopar.search.settings import BELIEF_KEPT, FIRST_CALLS, FIRST_WAITED
 
 PhaseSide = tuple[Phase, Side]
@@ -100,6 +100,12 @@ class LearnedOverlap:
         """The belief after a simulated schedule. Where the schedule has no collectives, the belief stays."""
         seen = measure_overlap(schedule, slots)
         return LearnedOverlap({place: belief.blended_with(seen.get(place)) for place, belief in self.beliefs.items()}, self.slowdown)
+
+
+def learn_weights(schedule: Schedule, slots: Sequence[Slot]) -> Weights:
+    """The weights learnt from the schedule of one plan alone; where nothing overlaps, all seconds count."""
+    machine = schedule.machine
+    return LearnedOverlap.first(machine.hardware.overlap_slowdown).learn(schedule, slots) if machine.overlaps else InSequence()
 
 
 @dataclass(frozen=True)
