@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from autopar.display import render
 from autopar.errors import FileError
@@ -95,7 +95,7 @@ class PipelinePlan(Row):
     created_by: CreatedBy
     model: Model
     hardware: dict[str, Any]
-    mesh: dict[str, Annotated[int, Field(ge=1, lt=2**31)]]
+    mesh: Annotated[dict[str, Annotated[int, Field(ge=1, lt=2**31)]], Field(min_length=1)]
     microbatches: Annotated[int, Field(ge=1)]
     microbatches_tried: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     accumulation: AccumulationPlan | None = None
@@ -112,6 +112,23 @@ class PipelinePlan(Row):
     stages: Annotated[tuple[StagePlan, ...], Field(min_length=1)]
 
     _loss: Callable[..., Any] | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _is_of_one_pipeline(self) -> Self:
+        """Raises ValueError: stages that the mesh, what crosses, or the microbatches do not agree with."""
+        stages = len(self.stages)
+        if stages % self.positions:
+            raise ValueError(f"{stages} stages cannot be dealt to the {self.positions} positions of the mesh")
+        for row in self.boundaries:
+            if max(row.from_stage, row.to_stage) >= stages:
+                raise ValueError(f"{row.tensor} crosses from stage {row.from_stage} to stage {row.to_stage}, of {stages} stages")
+        for number, stage in enumerate(self.stages):
+            kinds = [word[:1] for word in stage.order.split()]
+            for kind in dict.fromkeys(("F", "B", *kinds)):
+                count = kinds.count(kind)
+                if count != self.microbatches:
+                    raise ValueError(f"the order of stage {number} has {count} actions {kind}, of {self.microbatches} microbatches")
+        return self
 
     @property
     def loss(self) -> Callable[..., Any] | None:
@@ -188,8 +205,8 @@ class PipelinePlan(Row):
             return PipelinePlan.model_validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            raise FileError(f"{name} is not a pipeline's plan: {place}: {first['msg']}", f"undo the edit, or {_AGAIN}") from error
+            words = ": ".join([*[".".join(map(str, first["loc"]))] * bool(first["loc"]), first["msg"].removeprefix("Value error, ")])
+            raise FileError(f"{name} is not a pipeline's plan: {words}", f"undo the edit, or {_AGAIN}") from error
 
     def __str__(self) -> str:
         return render("PipelinePlan.__str__", self)

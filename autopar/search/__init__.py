@@ -5,7 +5,7 @@ telemetry    what each phase did: work, CPU seconds, step and bound before and a
 thresholds   sizes at which the search changes its method, as one value; tests lower them
 settings     the numbers that steer the search: unit, meaning, and the case that set them
 solving      solves within a budget: the one place that calls the solvers
-driver       find_plan, find_pinned_plan, the searches on one mesh, the search on one model, the table of its phases, their state, the result
+driver       find_plan, find_pinned_plan, the searches on one mesh, one on a model, the table of its phases, their state, the result
 choices      the search space: strategies of operators, specs of inputs, prices of reshards, pins
 ilp          choices -> integer problem -> assignment: nodes and edges, memory items, prices, rematerialization
 bounds       bounds on the step of every plan: surrogate sums, Lagrangian prices of memory, one aggregated rank

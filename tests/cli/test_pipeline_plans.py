@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -99,7 +100,7 @@ def test_the_page_has_the_timetable_the_stages_and_the_plan_of_each(plan: Path, 
 
 
 def test_a_page_of_orders_that_wait_for_ever_is_refused(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stuck = _changed(PipelinePlan.from_json(plan.read_text()), 1, order="B0 F0")
+    stuck = MUTATIONS["backward before forward"](PipelinePlan.from_json(plan.read_text()))
     plan.write_text(stuck.to_json())
     for option in ("--html", "--svg", "--trace"):
         refused(autopar(capsys, "show", plan, option, tmp_path / "x"), 3, "wait")
@@ -174,6 +175,31 @@ MUTATIONS: dict[str, Callable[[PipelinePlan], PipelinePlan]] = {
 def test_check_finds_what_is_changed(name: str, text: str) -> None:
     assert not check_pipeline(PipelinePlan.from_json(text))
     assert check_pipeline(MUTATIONS[name](PipelinePlan.from_json(text)))
+
+
+EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "no mesh": (lambda data: data["mesh"].clear(), "mesh"),
+    "more positions": (lambda data: data["mesh"].update(pp=4), "2 stages cannot be dealt to the 4 positions"),
+    "a stage less": (lambda data: data["stages"].pop(), "1 stages cannot be dealt to the 2 positions"),
+    "from no stage": (lambda data: data["boundaries"][0].update(from_stage=9), "crosses from stage 9 to stage 1, of 2 stages"),
+    "more microbatches": (lambda data: data.update(microbatches=8), "the order of stage 0 has 4 actions F, of 8 microbatches"),
+    "an action less": (
+        lambda data: data["stages"][1].update(order=data["stages"][1]["order"].replace(" B3", "")),
+        "the order of stage 1 has 3 actions B, of 4 microbatches",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_file_that_contradicts_itself_is_refused_by_all_that_read_it(
+    name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (edit, words), data, file = EDITS[name], json.loads(text), tmp_path / "edited.json"
+    edit(data)
+    file.write_text(json.dumps(data))
+    for command in (["check", file], ["explain", file, "cut"], ["show", file], ["show", file, "--trace", tmp_path / "x.json"]):
+        refused(autopar(capsys, *command), 3, words)
+    assert not (tmp_path / "x.json").exists()
 
 
 def test_a_pipeline_is_exported(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
