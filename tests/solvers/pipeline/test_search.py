@@ -127,6 +127,13 @@ def test_known_models_are_cut_as_well_as_a_prototype_did(problem, found_by_hand)
     assert time.process_time() - begin < 40
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_more_chunks_than_branch_and_bound_has_bits_for_are_cut_too(split):
+    problem = PipelineProblem(chain([1] * 24, [2] * 24, [1] * 24), 12, 2, chunks=2, split=split)
+    found = solve_pipeline(problem, work=0.05, time_limit=600.0)
+    assert found.bound <= found.step == replay(problem, found.plan)[0]
+
+
 def test_more_memory_or_fewer_seconds_never_cost_more():
     problem = PipelineProblem(equal(12, held=1), 3, 4, limit=8)
     steps = [solve_pipeline(replace(problem, limit=limit), time_limit=600.0).step for limit in (8, 9, 10, 12, 20, None)]
