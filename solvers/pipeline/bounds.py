@@ -162,7 +162,7 @@ class AllCuts:
         With room for less than one microbatch of all layers on all devices nothing fits.
         """
         p, m, hops = self.problem.devices, self.problem.microbatches, self.problem.transfer if self.problem.devices > 1 else 0.0
-        if self.problem.limit is not None and self.rest[-1] + self.held[-1] > p * (self.problem.limit + SETTINGS.byte_tolerance):
+        if self.rest[-1] + self.held[-1] > p * self.problem.most_bytes:
             return math.inf
         ways = self.forward if self.problem.split or not self.problem.training else self.crossing
         count = 2 if ways is self.crossing else 1
@@ -220,8 +220,7 @@ class AllCuts:
         if trips < 1:
             return begin
         flying = -(-m // min(m, int(trips * (1.0 + 1e-12)))) if math.isfinite(trips) else 1
-        room = problem.limit + SETTINGS.byte_tolerance
-        while end > begin and self.rest[end] - self.rest[begin] + flying * (self.held[end] - self.held[begin]) > room:
+        while end > begin and self.rest[end] - self.rest[begin] + flying * (self.held[end] - self.held[begin]) > problem.most_bytes:
             end -= 1
         return end
 

@@ -118,7 +118,6 @@ class Listing:
         own = [mix for mix, place in zip(mixes, problem.places, strict=False) if place == device]
         if before + problem.microbatches * sum(mix.seconds for mix in own) >= self.incumbent.step * (1.0 - SETTINGS.rounding):
             return False
-        held = sum(mix.cost.rest + mix.cost.held for mix in own)
-        return problem.limit is None or held <= problem.limit + SETTINGS.byte_tolerance
+        return sum(mix.cost.rest + mix.cost.held for mix in own) <= problem.most_bytes
 
 

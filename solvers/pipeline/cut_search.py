@@ -49,7 +49,6 @@ class CutSearch:
         self.seen: set[State] = set()
         self.chosen: dict[tuple[int, tuple[tuple[int, int], ...]], list[Mix] | None] = {}
         """The mixes of a device, by its warm-up and the layers of its chunks."""
-        self.most_bytes = math.inf if self.problem.limit is None else self.problem.limit + SETTINGS.byte_tolerance
 
     def run(self, allowed: float, disturbed: int) -> None:
         """Descend from each start that was not tried before, then from the best, disturbed.
@@ -123,7 +122,7 @@ class CutSearch:
         chosen = [0] * len(offered)
         if self.problem.limit is not None:
             flying = min(warm_up, self.problem.microbatches * len(spans)) / len(spans)
-            while self._bytes([options[at].cost for options, at in zip(offered, chosen, strict=True)], flying) > self.most_bytes:
+            while self._bytes([options[at].cost for options, at in zip(offered, chosen, strict=True)], flying) > self.problem.most_bytes:
                 lighter = [(c, at) for c, options in enumerate(offered) for at in self._lighter(options, chosen[c], flying)]
                 if not lighter:
                     return None

@@ -88,6 +88,11 @@ class PipelineProblem:
         """The modes of each layer as this problem counts them: W in B unless split, F alone and nothing held in inference."""
         return tuple(tuple(self._counted(mode) for mode in modes) for modes in self.layers)
 
+    @cached_property
+    def most_bytes(self) -> float:
+        """Bytes that a device may hold, with what rounding may add to sums; infinite without a limit."""
+        return math.inf if self.limit is None else self.limit + SETTINGS.byte_tolerance + SETTINGS.byte_rounding * self.limit
+
     def _counted(self, mode: Mode) -> Mode:
         if not self.training:
             return Mode(mode.forward, rest=mode.rest)

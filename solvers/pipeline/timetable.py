@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from ..errors import ProblemError
 from .problem import Mode, PipelineProblem
-from .settings import SETTINGS
 
 
 @dataclass(frozen=True, order=True)
@@ -192,7 +191,7 @@ def _within_limit(problem: PipelineProblem, plan: PipelinePlan) -> Violations:
         for action in (None, *numbered(line)):
             if action is not None and action.kind == "F" and problem.training:
                 held += costs[action.chunk].held
-            if problem.limit is not None and held > problem.limit + 2 * SETTINGS.byte_tolerance:
+            if problem.limit is not None and held > 2 * problem.most_bytes - problem.limit:
                 yield f"device {device} holds {held:g} bytes at {action or 'rest'}, more than {problem.limit:g}"
             if action is not None and action.kind == problem.kinds[-1] and problem.training:
                 held -= costs[action.chunk].held

@@ -157,6 +157,14 @@ def test_a_limit_that_nothing_fits_is_proved_infeasible():
     assert solve_pipeline(fits, time_limit=600.0).plan is not None
 
 
+@pytest.mark.parametrize("unit", [1e9 / 3, 1e15 / 7])
+def test_fractions_of_many_bytes_fit_as_whole_ones_do(unit):
+    for limit in range(2, 9):
+        whole, fractions = (solve_pipeline(PipelineProblem(chain([1] * 12, [2] * 12, held=held), 4, 3, limit=limit * held),
+                                           work=0.02, time_limit=600.0) for held in (1, unit))  # fmt: skip
+        assert (fractions.step, fractions.bound) == (whole.step, whole.bound)
+
+
 def test_the_time_limit_cuts_off():
     found = solve_pipeline(model(80, 1.23, 8, 32), time_limit=0.05)
     assert found.cut_off and found.solve_seconds < 10
