@@ -247,7 +247,7 @@ def step_unit(problem: PipelineProblem) -> float:
         seconds.update((mode.forward, mode.backward, mode.weights))
     for digits in range(7):
         scaled = [value * 10**digits for value in seconds]
-        if max(scaled) < 1e12 and all(abs(value - round(value)) <= 1e-9 * max(1.0, value) for value in scaled):
+        if max(scaled) < 1e12 and all(abs(value - round(value)) <= SETTINGS.rounding * value for value in scaled):
             return float(math.gcd(*(round(value) for value in scaled)) / 10**digits)
     return 0.0
 

@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from autopar.solvers import Status
 from autopar.solvers.pipeline import Mode, PipelineProblem, simulate, solve_pipeline
 from autopar.solvers.pipeline import solving as solving_module
+from autopar.solvers.pipeline.cut_search import CutSearch
 from autopar.solvers.pipeline.incumbent import PipelineIncumbent
+from autopar.solvers.pipeline.intervals import Intervals
 from tests.solvers.pipeline.problems import random_pipeline, shortest_order, shortest_step
 from tests.solvers.pipeline.replay import replay
 from tests.strategies import pipelines
@@ -178,6 +180,14 @@ def test_ctrl_c_keeps_the_best(monkeypatch):
     monkeypatch.setattr(PipelineIncumbent, "done", property(lambda self: False))
     found = solve_pipeline(model(8, 1.5, 2, 4), time_limit=600.0)
     assert found.message == solving_module.INTERRUPTED and found.plan is not None
+
+
+def test_a_bound_above_a_step_that_is_known_is_a_mistake():
+    incumbent = PipelineIncumbent(PipelineProblem(equal(4), 2, 2), 0.0, math.inf, math.inf)
+    CutSearch(incumbent, Intervals(incumbent.problem), 0).run(math.inf, 0)
+    incumbent.prove(incumbent.step)
+    with pytest.raises(AssertionError):
+        incumbent.prove(incumbent.step + 1)
 
 
 def test_progress_is_told():
