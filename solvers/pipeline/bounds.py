@@ -97,18 +97,15 @@ def in_flight(room: float, held: float, microbatches: int) -> int:
     return microbatches if held * microbatches <= room else max(1, int(room / held))
 
 
-def bound_total(work: float, devices: int, microbatches: int, share: float = 1.0) -> float:
-    """The least step of any cut of a chain with ``work`` seconds a microbatch, one chunk a device: work / (1 - (1 - share / m)^p).
+def bound_total(work: float, devices: int, microbatches: int) -> float:
+    """The least step of any cut of a chain with ``work`` seconds a microbatch, one chunk a device: work / (1 - (1 - 1 / m)^p).
 
     Let P(i) be the work before stage i. m (P(i + 1) - P(i)) <= T - P(i), so T - P(i + 1) >= (T - P(i)) (1 - 1 / m), and P(p) = work.
-
-    Args:
-        share: of a layer's work in F and the B before R, at least; 1 unless W is split.
 
     >>> round(bound_total(24.0, 2, 4), 2)
     54.86
     """
-    return share * work / (1.0 - (1.0 - share / microbatches) ** devices)
+    return work / (1.0 - (1.0 - 1.0 / microbatches) ** devices)
 
 
 def bound_total_chunks(work: float, devices: int, microbatches: int, chunks: int) -> float:
