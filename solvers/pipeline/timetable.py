@@ -98,15 +98,14 @@ def numbered(line: tuple[Operation, ...]) -> list[Action]:
     return actions
 
 
-def needs(problem: PipelineProblem, action: Action) -> list[tuple[Action, float]]:
-    """The actions that an action reads from, each with the seconds that its data takes to arrive."""
+def needs(problem: PipelineProblem, action: Action) -> list[Action]:
+    """The actions that an action reads from."""
     c, n = action.chunk, action.microbatch
     if action.kind == "F":
-        return [(Action("F", c - 1, n), problem.hops[c - 1])] if c > 0 else []
+        return [Action("F", c - 1, n)] if c > 0 else []
     if action.kind == "W":
-        return [(Action("B", c, n), 0.0)]
-    behind = [(Action("B", c + 1, n), problem.hops[c])] if c < problem.total_chunks - 1 else []
-    return [(Action("F", c, n), 0.0), *behind]
+        return [Action("B", c, n)]
+    return [Action("F", c, n), *([Action("B", c + 1, n)] if c < problem.total_chunks - 1 else [])]
 
 
 def merge_orders(problem: PipelineProblem, plan: PipelinePlan) -> tuple[list[Action], list[Action]]:
@@ -120,7 +119,7 @@ def merge_orders(problem: PipelineProblem, plan: PipelinePlan) -> tuple[list[Act
     while moved:
         moved = False
         for device, line in enumerate(lines):
-            while at[device] < len(line) and all(need in done for need, _ in needs(problem, line[at[device]])):
+            while at[device] < len(line) and done.issuperset(needs(problem, line[at[device]])):
                 total.append(line[at[device]])
                 done.add(line[at[device]])
                 at[device] += 1
