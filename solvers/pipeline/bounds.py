@@ -178,7 +178,7 @@ class AllCuts:
         low, high = self.trip, 2.0 * self.trip + self.problem.microbatches * self.work[-1]
         if self.lay(low) is not None:
             return low
-        high *= max(1, self.problem.microbatches)
+        high *= self.problem.microbatches
         if self.lay(high) is None:
             return math.inf
         while high - low > 1e-13 * high:
