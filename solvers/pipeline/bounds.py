@@ -49,7 +49,7 @@ def bound_sections(problem: PipelineProblem, costs: Sequence[Mode]) -> float:
     bound, m = 0.0, problem.microbatches
     work, crossing = [0.0] * problem.devices, [0.0] * problem.devices
     for cost, place in zip(costs, problem.places, strict=True):
-        work[place] += m * (cost.forward + cost.backward + cost.weights)
+        work[place] += m * cost.seconds
         crossing[place] += m * (cost.forward + cost.backward)
     for device in range(problem.devices):
         first = problem.places.index(device)
@@ -137,7 +137,7 @@ class AllCuts:
         self.forward = _prefix([min(mode.forward for mode in modes) for modes in costs])
         self.backward = _prefix([min(mode.backward for mode in modes) for modes in costs])
         self.crossing = _prefix([min(mode.forward + mode.backward for mode in modes) for modes in costs])
-        self.work = _prefix([min(mode.forward + mode.backward + mode.weights for mode in modes) for modes in costs])
+        self.work = _prefix([min(mode.seconds for mode in modes) for modes in costs])
         self.held = _prefix([min(mode.held for mode in modes) for modes in costs])
         self.rest = _prefix([min(mode.rest for mode in modes) for modes in costs])
         self.last_weights = min(mode.weights for mode in costs[0])

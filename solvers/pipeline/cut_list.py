@@ -113,7 +113,7 @@ class Listing:
         if problem.training and not problem.split:
             before += sum(mix.cost.backward for mix in mixes[:first]) + sum(problem.hops[:first])
         own = [mix for mix, place in zip(mixes, problem.places, strict=False) if place == device]
-        if before + problem.microbatches * sum(mix.seconds for mix in own) >= self.incumbent.step * (1.0 - SETTINGS.rounding):
+        if before + problem.microbatches * sum(mix.cost.seconds for mix in own) >= self.incumbent.step * (1.0 - SETTINGS.rounding):
             return False
         return sum(mix.cost.rest + mix.cost.held for mix in own) <= problem.most_bytes
 

@@ -142,7 +142,7 @@ class CutSearch:
     def _price(self, options: list[Mix], at: int, other: int, flying: float) -> float:
         """Seconds that a lighter mix takes more, for each byte that it saves."""
         saved = self._bytes([options[at].cost], flying) - self._bytes([options[other].cost], flying)
-        return (options[other].seconds - options[at].seconds) / saved
+        return (options[other].cost.seconds - options[at].cost.seconds) / saved
 
     def _moved(self, state: State) -> State | None:
         """A neighbour drawn at random; None where the draw leads nowhere."""
@@ -163,7 +163,7 @@ class CutSearch:
 def starts(problem: PipelineProblem) -> list[State]:
     """Where the search begins: cuts that even out work, layers and bytes, with the warm-ups of 1F1B, eager 1F1B and GPipe."""
     costs = problem.costs
-    work = [min(mode.forward + mode.backward + mode.weights for mode in modes) for modes in costs]
+    work = [min(mode.seconds for mode in modes) for modes in costs]
     cuts = [even_cut(work, problem.total_chunks), even_cut([1.0] * len(work), problem.total_chunks)]
     if problem.chunks == 1:
         bound = AllCuts(problem)

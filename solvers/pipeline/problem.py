@@ -26,6 +26,20 @@ class Mode:
     held: float = 0.0
     rest: float = 0.0
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of one microbatch."""
+        return self.forward + self.backward + self.weights
+
+    def __add__(self, other: Mode) -> Mode:
+        """The sum of each number.
+
+        >>> Mode(1, 2) + Mode(1, 2, held=3)
+        Mode(forward=2, backward=4, weights=0.0, held=3.0, rest=0.0)
+        """
+        seconds = self.forward + other.forward, self.backward + other.backward, self.weights + other.weights
+        return Mode(*seconds, self.held + other.held, self.rest + other.rest)
+
 
 @dataclass(frozen=True)
 class PipelineProblem:

@@ -61,22 +61,9 @@ class PipelinePlan:
         begin, costs = 0, []
         for layers in self.cut:
             chosen = [problem.costs[at][self.modes[at]] for at in range(begin, begin + layers)]
-            costs.append(sum_modes(chosen))
+            costs.append(sum(chosen, Mode()))
             begin += layers
         return tuple(costs)
-
-
-def sum_modes(modes: list[Mode]) -> Mode:
-    """The sum of each number.
-
-    >>> sum_modes([Mode(1, 2), Mode(1, 2, held=3)])
-    Mode(forward=2.0, backward=4.0, weights=0.0, held=3.0, rest=0.0)
-    """
-    forward = backward = weights = held = rest = 0.0
-    for mode in modes:
-        forward, backward, weights = forward + mode.forward, backward + mode.backward, weights + mode.weights
-        held, rest = held + mode.held, rest + mode.rest
-    return Mode(forward, backward, weights, held, rest)
 
 
 def parse_orders(lines: list[str]) -> tuple[tuple[Operation, ...], ...]:
