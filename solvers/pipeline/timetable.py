@@ -7,11 +7,15 @@ boundary arrive in the order in which they are sent.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from ..errors import ProblemError
 from .problem import Mode, PipelineProblem
+
+One = TypeVar("One")
 
 
 @dataclass(frozen=True, order=True)
@@ -96,20 +100,24 @@ def needs(problem: PipelineProblem, action: Action) -> list[Action]:
 
 
 def merge_orders(problem: PipelineProblem, plan: PipelinePlan) -> tuple[list[Action], list[Action]]:
-    """One total order of which each device's order is a part, and the actions that stand in none: empty for legal orders.
+    """One total order of which each device's order is a part, and the actions that devices wait for ever to begin: none for legal orders.
 
-    A topological merge: in turn each device, from the first, goes as far as it can. That such an order exists proves that no device waits
-    for ever, also where a sender waits for its receiver: the first unfinished action has all that it needs.
+    That such an order exists proves that no device waits for ever, also where a sender waits for its receiver: the first unfinished action
+    has all that it needs.
     """
-    lines = [numbered(line) for line in plan.orders]
-    at, done, total, moved = [0] * len(lines), set[Action](), list[Action](), True
+    return merge_lines([numbered(line) for line in plan.orders], partial(needs, problem))
+
+
+def merge_lines(lines: Sequence[Sequence[One]], needed: Callable[[One], Iterable[One]]) -> tuple[list[One], list[One]]:
+    """Merge lines, each in turn as far as what is ``needed`` allows, into one order, and the first that wait for ever."""
+    at, done, total, moved = [0] * len(lines), set[One](), list[One](), True
     while moved:
         moved = False
-        for device, line in enumerate(lines):
-            while at[device] < len(line) and done.issuperset(needs(problem, line[at[device]])):
-                total.append(line[at[device]])
-                done.add(line[at[device]])
-                at[device] += 1
+        for number, line in enumerate(lines):
+            while at[number] < len(line) and done.issuperset(needed(line[at[number]])):
+                total.append(line[at[number]])
+                done.add(line[at[number]])
+                at[number] += 1
                 moved = True
     return total, [line[place] for line, place in zip(lines, at, strict=True) if place < len(line)]
 
