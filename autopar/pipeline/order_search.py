@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from autopar.pipeline.clock import StageCosts
 from autopar.pipeline.cutting import Stages
 from autopar.pipeline.orders import write_lines
-from autopar.pipeline.timetable import LETTERS, Action, merge_queues, read_order
+from autopar.pipeline.timetable import PARTS, Action, merge_queues, read_order
 from autopar.pipeline_plan import OrderName
 from autopar.solvers.pipeline import Mode, PipelineProblem, numbered, solve_pipeline
 
 ORDER_WORK = 0.5
 """Work of the pipeline's solver for the orders of a cut, in units of about one CPU second. Llama-3-70B on 8 stages of 16 microbatches takes
 0.02 % less with 1 and with 3, where gradients of weights are apart; whole backwards need 0.2."""
-_PARTS = {letter: part for part, letter in LETTERS.items()}
 
 
 def choose_order(
@@ -40,7 +39,7 @@ def choose_order(
     if solution.plan is None:
         return None
     return merge_queues([
-        [Action(one.chunk, _PARTS[one.kind], one.microbatch) for one in numbered(line)] for line in solution.plan.orders
+        [Action(one.chunk, PARTS[one.kind], one.microbatch) for one in numbered(line)] for line in solution.plan.orders
     ])  # fmt: skip
 
 

@@ -11,12 +11,13 @@ from typing import Literal, NamedTuple
 
 from autopar.errors import MismatchError
 from autopar.pipeline.cutting import Stages
+from autopar.solvers.pipeline.timetable import merge_lines
 
 Part = Literal["forward", "backward", "weights"]
 LETTERS: Mapping[Part, str] = {"forward": "F", "backward": "B", "weights": "W"}
 """The parts of a microbatch in a stage, in their order, each with its letter. Where a stage has ``weights``, its ``backward`` makes only
 what the stage before it waits for."""
-_PARTS: Mapping[str, Part] = {letter: part for part, letter in LETTERS.items()}
+PARTS: Mapping[str, Part] = {letter: part for part, letter in LETTERS.items()}
 
 
 class Action(NamedTuple):
@@ -68,20 +69,9 @@ def merge_queues(queues: Sequence[Sequence[Action]]) -> tuple[Action, ...]:
         MismatchError: a stage that waits for ever.
     """
     last = max((action.stage for queue in queues for action in queue), default=0)
-    done, found, at = set[Action](), list[Action](), [0] * len(queues)
-    moved = True
-    while moved:
-        moved = False
-        for position, queue in enumerate(queues):
-            while at[position] < len(queue) and done.issuperset(_needs(queue[at[position]], last)):
-                done.add(queue[at[position]])
-                found.append(queue[at[position]])
-                at[position] += 1
-                moved = True
-    for queue, place in zip(queues, at, strict=True):
-        if place < len(queue):
-            message = f"stage {queue[place].stage} waits for ever before {queue[place]}"
-            raise MismatchError(message, "order forward before backward, stage by stage")
+    found, waiting = merge_lines(queues, lambda action: _needs(action, last))
+    if waiting:
+        raise MismatchError(f"stage {waiting[0].stage} waits for ever before {waiting[0]}", "order forward before backward, stage by stage")
     return tuple(found)
 
 
@@ -109,10 +99,10 @@ def _needs(action: Action, last: int) -> Iterator[Action]:
 
 
 def _read(word: str, stage: int) -> Action:
-    if word[:1] not in _PARTS or not (word[1:].isascii() and word[1:].isdigit()):
+    if word[:1] not in PARTS or not (word[1:].isascii() and word[1:].isdigit()):
         hint = "write F0 for forward of microbatch 0, B0 for its backward, W0 for its gradients of weights"
         raise MismatchError(f"{word[:20]!r} is no action of a timetable", hint)
-    return Action(stage, _PARTS[word[0]], int(word[1:]))
+    return Action(stage, PARTS[word[0]], int(word[1:]))
 
 
 def problems_of(order: Sequence[Action], stages: Stages, microbatches: int) -> Iterator[str]:

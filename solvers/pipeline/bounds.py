@@ -49,7 +49,7 @@ def bound_sections(problem: PipelineProblem, costs: Sequence[Mode]) -> float:
     bound, m = 0.0, problem.microbatches
     work, crossing = [0.0] * problem.devices, [0.0] * problem.devices
     for cost, place in zip(costs, problem.places, strict=True):
-        work[place] += m * (cost.forward + cost.backward + cost.weights)
+        work[place] += m * cost.seconds
         crossing[place] += m * (cost.forward + cost.backward)
     for device in range(problem.devices):
         first = problem.places.index(device)
@@ -97,18 +97,15 @@ def in_flight(room: float, held: float, microbatches: int) -> int:
     return microbatches if held * microbatches <= room else max(1, int(room / held))
 
 
-def bound_total(work: float, devices: int, microbatches: int, share: float = 1.0) -> float:
-    """The least step of any cut of a chain with ``work`` seconds a microbatch, one chunk a device: work / (1 - (1 - share / m)^p).
+def bound_total(work: float, devices: int, microbatches: int) -> float:
+    """The least step of any cut of a chain with ``work`` seconds a microbatch, one chunk a device: work / (1 - (1 - 1 / m)^p).
 
     Let P(i) be the work before stage i. m (P(i + 1) - P(i)) <= T - P(i), so T - P(i + 1) >= (T - P(i)) (1 - 1 / m), and P(p) = work.
-
-    Args:
-        share: of a layer's work in F and the B before R, at least; 1 unless W is split.
 
     >>> round(bound_total(24.0, 2, 4), 2)
     54.86
     """
-    return share * work / (1.0 - (1.0 - share / microbatches) ** devices)
+    return work / (1.0 - (1.0 - 1.0 / microbatches) ** devices)
 
 
 def bound_total_chunks(work: float, devices: int, microbatches: int, chunks: int) -> float:
@@ -140,7 +137,7 @@ class AllCuts:
         self.forward = _prefix([min(mode.forward for mode in modes) for modes in costs])
         self.backward = _prefix([min(mode.backward for mode in modes) for modes in costs])
         self.crossing = _prefix([min(mode.forward + mode.backward for mode in modes) for modes in costs])
-        self.work = _prefix([min(mode.forward + mode.backward + mode.weights for mode in modes) for modes in costs])
+        self.work = _prefix([min(mode.seconds for mode in modes) for modes in costs])
         self.held = _prefix([min(mode.held for mode in modes) for modes in costs])
         self.rest = _prefix([min(mode.rest for mode in modes) for modes in costs])
         self.last_weights = min(mode.weights for mode in costs[0])
@@ -162,7 +159,7 @@ class AllCuts:
         With room for less than one microbatch of all layers on all devices nothing fits.
         """
         p, m, hops = self.problem.devices, self.problem.microbatches, self.problem.transfer if self.problem.devices > 1 else 0.0
-        if self.problem.limit is not None and self.rest[-1] + self.held[-1] > p * (self.problem.limit + SETTINGS.byte_tolerance):
+        if self.rest[-1] + self.held[-1] > p * self.problem.most_bytes:
             return math.inf
         ways = self.forward if self.problem.split or not self.problem.training else self.crossing
         count = 2 if ways is self.crossing else 1
@@ -181,7 +178,7 @@ class AllCuts:
         low, high = self.trip, 2.0 * self.trip + self.problem.microbatches * self.work[-1]
         if self.lay(low) is not None:
             return low
-        high *= max(1, self.problem.microbatches)
+        high *= self.problem.microbatches
         if self.lay(high) is None:
             return math.inf
         while high - low > 1e-13 * high:
@@ -220,8 +217,7 @@ class AllCuts:
         if trips < 1:
             return begin
         flying = -(-m // min(m, int(trips * (1.0 + 1e-12)))) if math.isfinite(trips) else 1
-        room = problem.limit + SETTINGS.byte_tolerance
-        while end > begin and self.rest[end] - self.rest[begin] + flying * (self.held[end] - self.held[begin]) > room:
+        while end > begin and self.rest[end] - self.rest[begin] + flying * (self.held[end] - self.held[begin]) > problem.most_bytes:
             end -= 1
         return end
 
@@ -248,7 +244,7 @@ def step_unit(problem: PipelineProblem) -> float:
         seconds.update((mode.forward, mode.backward, mode.weights))
     for digits in range(7):
         scaled = [value * 10**digits for value in seconds]
-        if max(scaled) < 1e12 and all(abs(value - round(value)) <= 1e-9 * max(1.0, value) for value in scaled):
+        if max(scaled) < 1e12 and all(abs(value - round(value)) <= SETTINGS.rounding * value for value in scaled):
             return float(math.gcd(*(round(value) for value in scaled)) / 10**digits)
     return 0.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,6 @@ import numpy as np
 from ..arrays import VIEWS, Floats, Ints
 from ..kernels import views
 from .problem import Mode, PipelineProblem
-from .settings import SETTINGS
 from .timetable import Operation
 
 KINDS = "FBW"
@@ -71,9 +69,7 @@ def make_chain(problem: PipelineProblem, costs: Sequence[Mode]) -> Chain:
 
 def rooms(problem: PipelineProblem, costs: Sequence[Mode]) -> list[float]:
     """Bytes that each device has beside what rests on it, a tolerance for rounding included."""
-    if problem.limit is None:
-        return [math.inf] * problem.devices
-    room = [problem.limit + SETTINGS.byte_tolerance] * problem.devices
+    room = [problem.most_bytes] * problem.devices
     for cost, place in zip(costs, problem.places, strict=True):
         room[place] -= cost.rest
     return room

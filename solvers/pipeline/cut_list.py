@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .bounds import bound_cut
-from .chain import make_chain
+from .chain import line_length, make_chain
 from .exact_orders import OrderSearch, is_small
 from .incumbent import PipelineIncumbent
 from .intervals import Intervals, Mix
@@ -29,7 +29,7 @@ def close(incumbent: PipelineIncumbent, intervals: Intervals, allowed: float) ->
     The least bound of those that are left is a bound over all cuts. ``allowed``: work, in units.
     """
     problem, stop = incumbent.problem, incumbent.spent + allowed
-    if problem.devices * len(problem.kinds) * problem.chunks * problem.microbatches > SETTINGS.largest_tree:
+    if problem.devices * line_length(problem) > SETTINGS.largest_tree:
         return
     listed = Listing(incumbent, intervals).candidates()
     if listed is None:
@@ -82,10 +82,7 @@ class Listing:
             if bound < self.incumbent.step * (1.0 - SETTINGS.rounding):
                 found.append(Candidate(bound, ends, mixes))
         self.incumbent.spend(SETTINGS.listing_work * self.looked)
-        complete = self.looked <= SETTINGS.most_cuts and self.intervals.complete and not self.incumbent.over
-        if complete and not found:
-            self.incumbent.prove(self.incumbent.step)
-        return found if complete else None
+        return found if self.looked <= SETTINGS.most_cuts and self.intervals.complete and not self.incumbent.over else None
 
     def _extended(self, ends: tuple[int, ...], mixes: tuple[Mix, ...]) -> Iterator[tuple[tuple[int, ...], tuple[Mix, ...]]]:
         problem, begin = self.problem, ends[-1] if ends else 0
@@ -116,9 +113,8 @@ class Listing:
         if problem.training and not problem.split:
             before += sum(mix.cost.backward for mix in mixes[:first]) + sum(problem.hops[:first])
         own = [mix for mix, place in zip(mixes, problem.places, strict=False) if place == device]
-        if before + problem.microbatches * sum(mix.seconds for mix in own) >= self.incumbent.step * (1.0 - SETTINGS.rounding):
+        if before + problem.microbatches * sum(mix.cost.seconds for mix in own) >= self.incumbent.step * (1.0 - SETTINGS.rounding):
             return False
-        held = sum(mix.cost.rest + mix.cost.held for mix in own)
-        return problem.limit is None or held <= problem.limit + SETTINGS.byte_tolerance
+        return sum(mix.cost.rest + mix.cost.held for mix in own) <= problem.most_bytes
 
 

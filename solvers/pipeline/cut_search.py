@@ -49,7 +49,6 @@ class CutSearch:
         self.seen: set[State] = set()
         self.chosen: dict[tuple[int, tuple[tuple[int, int], ...]], list[Mix] | None] = {}
         """The mixes of a device, by its warm-up and the layers of its chunks."""
-        self.most_bytes = math.inf if self.problem.limit is None else self.problem.limit + SETTINGS.byte_tolerance
 
     def run(self, allowed: float, disturbed: int) -> None:
         """Descend from each start that was not tried before, then from the best, disturbed.
@@ -123,7 +122,7 @@ class CutSearch:
         chosen = [0] * len(offered)
         if self.problem.limit is not None:
             flying = min(warm_up, self.problem.microbatches * len(spans)) / len(spans)
-            while self._bytes([options[at].cost for options, at in zip(offered, chosen, strict=True)], flying) > self.most_bytes:
+            while self._bytes([options[at].cost for options, at in zip(offered, chosen, strict=True)], flying) > self.problem.most_bytes:
                 lighter = [(c, at) for c, options in enumerate(offered) for at in self._lighter(options, chosen[c], flying)]
                 if not lighter:
                     return None
@@ -143,7 +142,7 @@ class CutSearch:
     def _price(self, options: list[Mix], at: int, other: int, flying: float) -> float:
         """Seconds that a lighter mix takes more, for each byte that it saves."""
         saved = self._bytes([options[at].cost], flying) - self._bytes([options[other].cost], flying)
-        return (options[other].seconds - options[at].seconds) / saved
+        return (options[other].cost.seconds - options[at].cost.seconds) / saved
 
     def _moved(self, state: State) -> State | None:
         """A neighbour drawn at random; None where the draw leads nowhere."""
@@ -164,7 +163,7 @@ class CutSearch:
 def starts(problem: PipelineProblem) -> list[State]:
     """Where the search begins: cuts that even out work, layers and bytes, with the warm-ups of 1F1B, eager 1F1B and GPipe."""
     costs = problem.costs
-    work = [min(mode.forward + mode.backward + mode.weights for mode in modes) for modes in costs]
+    work = [min(mode.seconds for mode in modes) for modes in costs]
     cuts = [even_cut(work, problem.total_chunks), even_cut([1.0] * len(work), problem.total_chunks)]
     if problem.chunks == 1:
         bound = AllCuts(problem)

@@ -72,7 +72,7 @@ class OrderSearch:
         arrays += [np.zeros(size, dtype=np.int64) for size in ints]
         self.tree = OrderTree(*arrays)
         self.capacity, self.words = capacity, words
-        for chunk, place in enumerate(problem.places):
+        for chunk, place in enumerate(problem.places if is_small(problem) else ()):  # other problems are bounded, not searched
             self.tree.blocked[1 + place] |= 0b111 << 3 * chunk
         self.chain: Chain | None = None
 

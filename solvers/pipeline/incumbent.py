@@ -71,7 +71,7 @@ class PipelineIncumbent:
     def current_gap(self) -> float:
         if math.isinf(self.step):
             return math.inf
-        return max(0.0, (self.step - self.bound) / self.step) if self.step else 0.0
+        return (self.step - self.bound) / self.step if self.step else 0.0
 
     @property
     def done(self) -> bool:
@@ -112,6 +112,8 @@ class PipelineIncumbent:
         return "no pipeline within the limit was found in the time given"
 
     def _tell(self) -> None:
+        assert self.bound <= self.step * (1.0 + 2 * SETTINGS.rounding), "a bound is above a step that was found"
+        self.bound = min(self.bound, self.step)
         if self.progress is not None:
             step = None if math.isinf(self.step) else self.step
             self.progress(step, self.bound, self.current_gap, time.perf_counter() - self.began)

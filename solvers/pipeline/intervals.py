@@ -18,11 +18,6 @@ class Mix:
     cost: Mode
     modes: tuple[int, ...]
 
-    @property
-    def seconds(self) -> float:
-        """Seconds of one microbatch."""
-        return self.cost.forward + self.cost.backward + self.cost.weights
-
 
 class Intervals:
     """The mixes of any interval of layers, fastest first, made when they are asked for.
@@ -43,10 +38,10 @@ class Intervals:
         return row[last - first]
 
     def _with_layer(self, mixes: list[Mix], layer: tuple[Mode, ...]) -> list[Mix]:
-        longer = [Mix(_plus(mix.cost, mode), (*mix.modes, number)) for mix in mixes for number, mode in enumerate(layer)]
+        longer = [Mix(mix.cost + mode, (*mix.modes, number)) for mix in mixes for number, mode in enumerate(layer)]
         if len(longer) == 1:
             return longer
-        longer.sort(key=lambda mix: (mix.seconds, astuple(mix.cost)))
+        longer.sort(key=lambda mix: (mix.cost.seconds, astuple(mix.cost)))
         kept: list[Mix] = []
         for mix in longer:
             if not any(_at_most(other.cost, mix.cost) for other in kept):
@@ -55,16 +50,6 @@ class Intervals:
             return kept
         self.complete = False
         return [kept[at * (len(kept) - 1) // (SETTINGS.most_options - 1)] for at in range(SETTINGS.most_options)]
-
-
-def _plus(one: Mode, other: Mode) -> Mode:
-    return Mode(
-        one.forward + other.forward,
-        one.backward + other.backward,
-        one.weights + other.weights,
-        one.held + other.held,
-        one.rest + other.rest,
-    )
 
 
 def _at_most(one: Mode, other: Mode) -> bool:

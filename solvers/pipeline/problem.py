@@ -26,6 +26,20 @@ class Mode:
     held: float = 0.0
     rest: float = 0.0
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of one microbatch."""
+        return self.forward + self.backward + self.weights
+
+    def __add__(self, other: Mode) -> Mode:
+        """The sum of each number.
+
+        >>> Mode(1, 2) + Mode(1, 2, held=3)
+        Mode(forward=2, backward=4, weights=0.0, held=3.0, rest=0.0)
+        """
+        seconds = self.forward + other.forward, self.backward + other.backward, self.weights + other.weights
+        return Mode(*seconds, self.held + other.held, self.rest + other.rest)
+
 
 @dataclass(frozen=True)
 class PipelineProblem:
@@ -87,6 +101,11 @@ class PipelineProblem:
     def costs(self) -> tuple[tuple[Mode, ...], ...]:
         """The modes of each layer as this problem counts them: W in B unless split, F alone and nothing held in inference."""
         return tuple(tuple(self._counted(mode) for mode in modes) for modes in self.layers)
+
+    @cached_property
+    def most_bytes(self) -> float:
+        """Bytes that a device may hold, with what rounding may add to sums; infinite without a limit."""
+        return math.inf if self.limit is None else self.limit + SETTINGS.byte_tolerance + SETTINGS.byte_rounding * self.limit
 
     def _counted(self, mode: Mode) -> Mode:
         if not self.training:

@@ -19,6 +19,8 @@ class PipelineSettings:
     """Seconds and bytes of a layer, at most, so that sums keep nine digits and never overflow."""
     byte_tolerance: float = 5e-10
     """Bytes by which sums of fractions may exceed a limit through rounding."""
+    byte_rounding: float = 1e-12
+    """Share of a limit by which they may exceed it beside: no whole byte below 1e12."""
 
     # Work.
     most_work: float = 12.0

@@ -7,12 +7,15 @@ boundary arrive in the order in which they are sent.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from ..errors import ProblemError
 from .problem import Mode, PipelineProblem
-from .settings import SETTINGS
+
+One = TypeVar("One")
 
 
 @dataclass(frozen=True, order=True)
@@ -62,22 +65,9 @@ class PipelinePlan:
         begin, costs = 0, []
         for layers in self.cut:
             chosen = [problem.costs[at][self.modes[at]] for at in range(begin, begin + layers)]
-            costs.append(sum_modes(chosen))
+            costs.append(sum(chosen, Mode()))
             begin += layers
         return tuple(costs)
-
-
-def sum_modes(modes: list[Mode]) -> Mode:
-    """The sum of each number.
-
-    >>> sum_modes([Mode(1, 2), Mode(1, 2, held=3)])
-    Mode(forward=2.0, backward=4.0, weights=0.0, held=3.0, rest=0.0)
-    """
-    forward = backward = weights = held = rest = 0.0
-    for mode in modes:
-        forward, backward, weights = forward + mode.forward, backward + mode.backward, weights + mode.weights
-        held, rest = held + mode.held, rest + mode.rest
-    return Mode(forward, backward, weights, held, rest)
 
 
 def parse_orders(lines: list[str]) -> tuple[tuple[Operation, ...], ...]:
@@ -99,32 +89,35 @@ def numbered(line: tuple[Operation, ...]) -> list[Action]:
     return actions
 
 
-def needs(problem: PipelineProblem, action: Action) -> list[tuple[Action, float]]:
-    """The actions that an action reads from, each with the seconds that its data takes to arrive."""
+def needs(problem: PipelineProblem, action: Action) -> list[Action]:
+    """The actions that an action reads from."""
     c, n = action.chunk, action.microbatch
     if action.kind == "F":
-        return [(Action("F", c - 1, n), problem.hops[c - 1])] if c > 0 else []
+        return [Action("F", c - 1, n)] if c > 0 else []
     if action.kind == "W":
-        return [(Action("B", c, n), 0.0)]
-    behind = [(Action("B", c + 1, n), problem.hops[c])] if c < problem.total_chunks - 1 else []
-    return [(Action("F", c, n), 0.0), *behind]
+        return [Action("B", c, n)]
+    return [Action("F", c, n), *([Action("B", c + 1, n)] if c < problem.total_chunks - 1 else [])]
 
 
 def merge_orders(problem: PipelineProblem, plan: PipelinePlan) -> tuple[list[Action], list[Action]]:
-    """One total order of which each device's order is a part, and the actions that stand in none: empty for legal orders.
+    """One total order of which each device's order is a part, and the actions that devices wait for ever to begin: none for legal orders.
 
-    A topological merge: in turn each device, from the first, goes as far as it can. That such an order exists proves that no device waits
-    for ever, also where a sender waits for its receiver: the first unfinished action has all that it needs.
+    That such an order exists proves that no device waits for ever, also where a sender waits for its receiver: the first unfinished action
+    has all that it needs.
     """
-    lines = [numbered(line) for line in plan.orders]
-    at, done, total, moved = [0] * len(lines), set[Action](), list[Action](), True
+    return merge_lines([numbered(line) for line in plan.orders], partial(needs, problem))
+
+
+def merge_lines(lines: Sequence[Sequence[One]], needed: Callable[[One], Iterable[One]]) -> tuple[list[One], list[One]]:
+    """Merge lines, each in turn as far as what is ``needed`` allows, into one order, and the first that wait for ever."""
+    at, done, total, moved = [0] * len(lines), set[One](), list[One](), True
     while moved:
         moved = False
-        for device, line in enumerate(lines):
-            while at[device] < len(line) and all(need in done for need, _ in needs(problem, line[at[device]])):
-                total.append(line[at[device]])
-                done.add(line[at[device]])
-                at[device] += 1
+        for number, line in enumerate(lines):
+            while at[number] < len(line) and done.issuperset(needed(line[at[number]])):
+                total.append(line[at[number]])
+                done.add(line[at[number]])
+                at[number] += 1
                 moved = True
     return total, [line[place] for line, place in zip(lines, at, strict=True) if place < len(line)]
 
@@ -192,7 +185,7 @@ def _within_limit(problem: PipelineProblem, plan: PipelinePlan) -> Violations:
         for action in (None, *numbered(line)):
             if action is not None and action.kind == "F" and problem.training:
                 held += costs[action.chunk].held
-            if problem.limit is not None and held > problem.limit + 2 * SETTINGS.byte_tolerance:
+            if problem.limit is not None and held > 2 * problem.most_bytes - problem.limit:
                 yield f"device {device} holds {held:g} bytes at {action or 'rest'}, more than {problem.limit:g}"
             if action is not None and action.kind == problem.kinds[-1] and problem.training:
                 held -= costs[action.chunk].held

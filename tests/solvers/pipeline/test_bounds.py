@@ -136,3 +136,10 @@ def test_steps_are_multiples_of_a_unit():
     assert round_up(62.7, 3.0) == 63.0 and round_up(63.0 + 1e-9, 3.0) == 63.0 and round_up(62.7, 0.0) == 62.7
     third = PipelineProblem(((Mode(1 / 3, 1),),), 1, 1)
     assert step_unit(third) == 0.0
+
+
+def test_many_layers_of_next_to_no_seconds_count():
+    """Each takes less than a rounding of the others, all of them more."""
+    layers = ((Mode(1, 1),), *[(Mode(9e-10, 9e-10),)] * 100) * 5
+    problem = PipelineProblem(layers, 2, 3)
+    assert AllCuts(problem).bound() <= solve_pipeline(problem, time_limit=600.0).step

@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from autopar.solvers import Status
 from autopar.solvers.pipeline import Mode, PipelineProblem, simulate, solve_pipeline
 from autopar.solvers.pipeline import solving as solving_module
+from autopar.solvers.pipeline.cut_search import CutSearch
 from autopar.solvers.pipeline.incumbent import PipelineIncumbent
+from autopar.solvers.pipeline.intervals import Intervals
 from tests.solvers.pipeline.problems import random_pipeline, shortest_order, shortest_step
 from tests.solvers.pipeline.replay import replay
 from tests.strategies import pipelines
@@ -127,6 +129,13 @@ def test_known_models_are_cut_as_well_as_a_prototype_did(problem, found_by_hand)
     assert time.process_time() - begin < 40
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_more_chunks_than_branch_and_bound_has_bits_for_are_cut_too(split):
+    problem = PipelineProblem(chain([1] * 24, [2] * 24, [1] * 24), 12, 2, chunks=2, split=split)
+    found = solve_pipeline(problem, work=0.05, time_limit=600.0)
+    assert found.bound <= found.step == replay(problem, found.plan)[0]
+
+
 def test_more_memory_or_fewer_seconds_never_cost_more():
     problem = PipelineProblem(equal(12, held=1), 3, 4, limit=8)
     steps = [solve_pipeline(replace(problem, limit=limit), time_limit=600.0).step for limit in (8, 9, 10, 12, 20, None)]
@@ -150,6 +159,14 @@ def test_a_limit_that_nothing_fits_is_proved_infeasible():
     assert solve_pipeline(fits, time_limit=600.0).plan is not None
 
 
+@pytest.mark.parametrize("unit", [1e9 / 3, 1e15 / 7])
+def test_fractions_of_many_bytes_fit_as_whole_ones_do(unit):
+    for limit in range(2, 9):
+        whole, fractions = (solve_pipeline(PipelineProblem(chain([1] * 12, [2] * 12, held=held), 4, 3, limit=limit * held),
+                                           work=0.02, time_limit=600.0) for held in (1, unit))  # fmt: skip
+        assert (fractions.step, fractions.bound) == (whole.step, whole.bound)
+
+
 def test_the_time_limit_cuts_off():
     found = solve_pipeline(model(80, 1.23, 8, 32), time_limit=0.05)
     assert found.cut_off and found.solve_seconds < 10
@@ -163,6 +180,14 @@ def test_ctrl_c_keeps_the_best(monkeypatch):
     monkeypatch.setattr(PipelineIncumbent, "done", property(lambda self: False))
     found = solve_pipeline(model(8, 1.5, 2, 4), time_limit=600.0)
     assert found.message == solving_module.INTERRUPTED and found.plan is not None
+
+
+def test_a_bound_above_a_step_that_is_known_is_a_mistake():
+    incumbent = PipelineIncumbent(PipelineProblem(equal(4), 2, 2), 0.0, math.inf, math.inf)
+    CutSearch(incumbent, Intervals(incumbent.problem), 0).run(math.inf, 0)
+    incumbent.prove(incumbent.step)
+    with pytest.raises(AssertionError):
+        incumbent.prove(incumbent.step + 1)
 
 
 def test_progress_is_told():

@@ -133,7 +133,7 @@ def test_a_total_order_has_each_devices_order_in_it(problem):
     assert not waiting and len(total) == len(set(total)) == sum(map(len, plan.orders))
     place = {action: at for at, action in enumerate(total)}
     for action in total:
-        assert all(place[need] < place[action] for need, _ in needs(problem, action))
+        assert all(place[need] < place[action] for need in needs(problem, action))
     for device, line in enumerate(plan.orders):
         kept = [Operation(action.kind, action.chunk) for action in total if problem.places[action.chunk] == device]
         assert kept == list(line)
