@@ -80,7 +80,7 @@ def rebuilt(schedule: Schedule, order: Order, items: Sequence[Instruction]) -> S
         call = known.get(shared) or Collective(shared[0].target + (f"+{len(shared) - 1}" if len(shared) > 1 else ""), shared)
         first = items[2 * head]
         pair = start_and_wait(call, taken_by(call, schedule.machine), number)
-        start, wait = (item._replace(stage=first.stage, microbatch=first.microbatch) for item in pair)
+        start, wait = (item._replace(microbatch=first.microbatch) for item in pair)
         calls[call.id], made[2 * head], made[2 * head + 1] = call, start, wait
     chosen = [made.get(place) or items[place] for place in order.items[: order.length[0]].tolist()]
     limits = replace(schedule.limits, bucket_bytes=max(schedule.limits.bucket_bytes, *map(size, calls.values()), 0))
