@@ -72,6 +72,11 @@ class Machine:
         return self.hardware.seconds_to_issue(self.execution)
 
     @property
+    def clock(self) -> tuple[float, bool, float]:
+        """What a simulation asks: the slowdown beside busy links, whether launches overlap with work, seconds to issue a kernel."""
+        return self.hardware.overlap_slowdown, self.hardware.launch_overlaps, self.issue_seconds
+
+    @property
     def overlaps(self) -> bool:
         """See ``CostModel``."""
         return self._model.overlaps

@@ -82,10 +82,10 @@ def _seconds(schedule: Schedule, home: Mapping[str, int], last: int) -> tuple[li
 
     An operator counts from the end of the one before it: what operators stand still for is its own.
     """
-    hardware, busy = schedule.machine.hardware, {half: [0.0] * (last + 1) for half in ("forward", "backward")}
+    busy = {half: [0.0] * (last + 1) for half in ("forward", "backward")}
     items = [item for item in schedule.instructions if not item.microbatch]
     before = 0.0
-    for slot in simulate(items, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps, issue=schedule.machine.issue_seconds):
+    for slot in simulate(items, *schedule.machine.clock):
         item = slot.instruction
         if item.kind == "run":
             busy[item.half][home[schedule.operations[item.of].op.name]] += max(slot.end - before, 0.0)
