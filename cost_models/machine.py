@@ -42,8 +42,8 @@ class Machine:
     hardware: Hardware
     cost_model: str = "roofline"
     execution: Execution | None = None
-    _groups: dict[tuple[str, tuple[SubAxis, ...]], Group] = field(default_factory=dict, repr=False)
-    _links: dict[tuple[SubAxis, ...], tuple[str, ...]] = field(default_factory=dict, repr=False)
+    _groups: dict[tuple[str, tuple[SubAxis, ...]], Group] = field(init=False, default_factory=dict, repr=False)
+    _links: dict[tuple[SubAxis, ...], tuple[str, ...]] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         assert self.cost_model in COST_MODELS, self.cost_model

@@ -90,7 +90,7 @@ def find_floor(graph: Graph, machine: Machine, optimizer: str) -> float:
         graph: of one microbatch.
         machine: all ranks; the outermost axis is ``pp``.
     """
-    stage = replace(machine, mesh=stage_mesh(machine.mesh), _groups={}, _links={})
+    stage = replace(machine, mesh=stage_mesh(machine.mesh))
     space = Space(graph, stage, optimizer, Pins())
     for op in graph.ops:
         space.op_choices(op)

@@ -141,7 +141,7 @@ def _estimate(session: PlanSession, machine: Machine) -> float:
     """
     stages, numbers = machine.mesh.sizes[0], _numbers(session, machine.mesh)
     number = numbers[_first_place(numbers, machine.mesh)]
-    found = session.screen(sys.maxsize, session.numbers[0], replace(machine, mesh=stage_mesh(machine.mesh), _groups={}, _links={}))
+    found = session.screen(sys.maxsize, session.numbers[0], replace(machine, mesh=stage_mesh(machine.mesh)))
     return math.inf if found is None else found.seconds / stages * (number + stages - 1) / number
 
 
