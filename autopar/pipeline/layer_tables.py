@@ -100,7 +100,7 @@ def _held(schedule: Schedule, home: Mapping[str, int], count: int) -> tuple[list
     """
     held, first = [0.0] * count, [0.0] * count
     root, came = schedule.storage, entering(schedule)
-    bases, wanted = set(root.values()), {root[name] for item in schedule.instructions if item.half == "backward" for name in item.reads}
+    wanted = {root[name] for item in schedule.instructions if item.half == "backward" for name in item.reads}
     maker, origins, read = dict[str, int](), dict[str, str](), set[tuple[int, str]]()
     for item in schedule.instructions:
         if item.half != "forward" or item.microbatch == BEFORE_ALL:
@@ -115,7 +115,7 @@ def _held(schedule: Schedule, home: Mapping[str, int], count: int) -> tuple[list
         else:
             unit = max((maker.get(source, 0) for source in sources), default=0)
         for base in dict.fromkeys(root[value] for value in item.writes):
-            if base in maker or base in origins or base in came or base not in bases:
+            if base in maker or base in origins or base in came:
                 continue
             if item.kind != "run" and sources:
                 origins[base] = sources[0]
