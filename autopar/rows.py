@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_serializer, model_validator
 
-from autopar.cost_models import COST_MODELS, Execution
+from autopar.cost_models import COST_MODELS, UNLIMITED, Execution
 from autopar.cost_models.collectives import KindName, TransferName
 from autopar.effort import Effort
 from autopar.errors import SpecError
@@ -407,7 +407,7 @@ class LimitsPlan(Row):
     ahead_bytes: Count
     aside_bytes: Count
     held_bytes: Count = 0
-    summed_bytes: Count = 2**62
+    summed_bytes: Count = UNLIMITED
 
     @model_validator(mode="before")
     @classmethod

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import count
 
+from autopar.cost_models import UNLIMITED
 from autopar.rules import IN_ORDER
 from autopar.schedule.collectives import Part
 from autopar.schedule.early_reduction import REDUCED
@@ -21,8 +22,6 @@ from autopar.schedule.schedule import Schedule
 
 SUM = "@sum"
 """Suffix of the value that a gradient is summed in."""
-UNLIMITED = 2**62
-"""Bytes of ``summed_bytes`` from which on every gradient is reduced once."""
 
 
 def accumulate(schedule: Schedule) -> Schedule:

@@ -22,6 +22,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
+from autopar.cost_models import UNLIMITED
 from autopar.graph import Op, Phase
 from autopar.reshard import Step
 from autopar.rules import IN_ORDER, MemoryOrder
@@ -185,7 +186,7 @@ class Limits:
     ahead_bytes: int = PREFETCH_BYTES
     aside_bytes: int = ASIDE_BYTES
     held_bytes: int = 0
-    summed_bytes: int = 2**62
+    summed_bytes: int = UNLIMITED
 
 
 LEAN_LIMITS = Limits(bucket_bytes=0, ahead_bytes=0, aside_bytes=0, summed_bytes=0)

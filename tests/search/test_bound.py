@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.cost_models import Machine
+from autopar.cost_models import UNLIMITED, Machine
 from autopar.cost_models.links import Link
 from autopar.effort import unlimited
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
@@ -23,7 +23,6 @@ from autopar.search.bounds.surrogate import Evaluation, Master, Term
 from autopar.search.choices.pins import Pins, resolve_pins
 from autopar.search.choices.space import Space
 from autopar.search.driver.phase_table import Search
-from autopar.search.driver.state import UNLIMITED
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
