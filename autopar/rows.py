@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_serializer, model_validator
 
-from autopar.cost_models import COST_MODELS, Execution
+from autopar.cost_models import COST_MODELS, UNLIMITED, Execution
 from autopar.cost_models.collectives import KindName, TransferName
 from autopar.effort import Effort
 from autopar.errors import SpecError
@@ -40,6 +40,8 @@ SpecText = Annotated[str, AfterValidator(_readable)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Shape = tuple[Count, ...]
+Stage = Literal[0]
+"""The stage of a pipeline that a row is of: each stage is a plan of its own."""
 
 
 class Row(BaseModel):
@@ -271,7 +273,7 @@ class OpPlan(Row):
     module: str
     location: str | None = None
     phase: PhaseName
-    stage: Count = 0
+    stage: Stage = 0
     times: Annotated[int, Field(ge=1)] = 1
     attributes: dict[str, Any]
     factors: dict[str, tuple[str, ...]] | None = None
@@ -339,7 +341,7 @@ class CollectivePlan(Row):
     kind: KindName
     axes: tuple[str, ...]
     phase: PhaseName
-    stage: Count = 0
+    stage: Stage = 0
     times: Annotated[int, Field(ge=1)] = 1
     tensor: str | None = None
     value: str | None = None
@@ -405,7 +407,7 @@ class LimitsPlan(Row):
     ahead_bytes: Count
     aside_bytes: Count
     held_bytes: Count = 0
-    summed_bytes: Count = 2**62
+    summed_bytes: Count = UNLIMITED
 
     @model_validator(mode="before")
     @classmethod
@@ -414,7 +416,7 @@ class LimitsPlan(Row):
 
 
 class InstructionPlan(Row):
-    """One instruction of the schedule; the fields are those of ``autopar.schedule.Instruction``.
+    """One instruction of the schedule; the fields but ``stage`` are those of ``autopar.schedule.Instruction``.
 
     ``of`` is the operator of a run, the collective of a start or wait, the reshard's value of a slice, the gradient of an add; it runs in
     the microbatches from ``microbatch`` on, or once, before the first, where that is -1. ``over`` names the value whose memory a run's
@@ -426,7 +428,7 @@ class InstructionPlan(Row):
     id: Count
     kind: InstructionKind
     phase: PhaseName
-    stage: Count = 0
+    stage: Stage = 0
     microbatch: Annotated[int, Field(ge=-1)] = 0
     stream: str = ""
     reads: tuple[str, ...] = ()

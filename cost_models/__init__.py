@@ -7,7 +7,7 @@ from .execution import EXECUTIONS, Execution
 from .hardware import Hardware, hardware_names, hardware_text, load_hardware
 from .links import Figures, Link
 from .machine import Machine
-from .memory import OPTIMIZERS, Optimizer, find_optimizer, optimizer_bytes
+from .memory import OPTIMIZERS, UNLIMITED, Optimizer, find_optimizer, optimizer_bytes
 from .mesh import Mesh, SubAxis
 from .model import CostModel
 from .operator import Operator
@@ -17,6 +17,7 @@ __all__ = [
     "COST_MODELS",
     "EXECUTIONS",
     "OPTIMIZERS",
+    "UNLIMITED",
     "CostModel",
     "CostModelError",
     "Efficiency",

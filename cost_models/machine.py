@@ -42,8 +42,8 @@ class Machine:
     hardware: Hardware
     cost_model: str = "roofline"
     execution: Execution | None = None
-    _groups: dict[tuple[str, tuple[SubAxis, ...]], Group] = field(default_factory=dict, repr=False)
-    _links: dict[tuple[SubAxis, ...], tuple[str, ...]] = field(default_factory=dict, repr=False)
+    _groups: dict[tuple[str, tuple[SubAxis, ...]], Group] = field(init=False, default_factory=dict, repr=False)
+    _links: dict[tuple[SubAxis, ...], tuple[str, ...]] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         assert self.cost_model in COST_MODELS, self.cost_model
@@ -70,6 +70,11 @@ class Machine:
     def issue_seconds(self) -> float:
         """Seconds that the host takes to issue a kernel; 0 where its price is not asked for."""
         return self.hardware.seconds_to_issue(self.execution)
+
+    @property
+    def clock(self) -> tuple[float, bool, float]:
+        """What a simulation asks: the slowdown beside busy links, whether launches overlap with work, seconds to issue a kernel."""
+        return self.hardware.overlap_slowdown, self.hardware.launch_overlaps, self.issue_seconds
 
     @property
     def overlaps(self) -> bool:

@@ -18,6 +18,8 @@ DTYPE_BYTES: Mapping[str, int] = {
 }  # fmt: skip
 
 
+UNLIMITED = 2**62
+"""Bytes that no plan needs."""
 FULL_BYTES = 4
 """Bytes of an element of a master weight and of its states: float32."""
 

@@ -86,7 +86,7 @@ def test_copies_and_chained_starts_by_hand() -> None:
         ([first, row("wait", "w", 1.0, "compute").model_copy(update={"late": True}), work], True, 4.0),  # a begins after the copies
     ):
         assert makespan(rows, 0.0, overlaps) == seconds
-        assert end_of(simulate((Instruction(**vars(item)) for item in rows), overlaps=overlaps)) == seconds
+        assert end_of(simulate(map(Instruction.of_row, rows), overlaps=overlaps)) == seconds
 
 
 def test_the_host_by_hand() -> None:
@@ -98,7 +98,7 @@ def test_the_host_by_hand() -> None:
     issued = [item.model_copy(update={"launches": count}) for item, count in zip(rows, (1, 1, 1, 4), strict=True)]
     for issue, seconds in ((0.0, 6.0), (1.0, 7.25), (2.0, 14.25), (3.0, 21.25)):
         assert makespan(issued, 0.0, issue=issue) == seconds
-        assert end_of(simulate((Instruction(**vars(item)) for item in issued), issue=issue)) == seconds
+        assert end_of(simulate(map(Instruction.of_row, issued), issue=issue)) == seconds
 
 
 @lru_cache(maxsize=1)
@@ -200,10 +200,6 @@ def late_for_a_gradient(data: Any) -> None:
     data["schedule"][place(data, "wait", of="gw5@split+1")]["late"] = True
 
 
-def another_stage(data: Any) -> None:
-    data["schedule"][place(data, "run", of="b4")]["stage"] = 1
-
-
 def another_microbatch(data: Any) -> None:
     data["schedule"][place(data, "run", of="b4")]["microbatch"] = 1
 
@@ -292,7 +288,6 @@ REFUSED: list[tuple[Callable[[Any], None], str]] = [
     (another_phase, "is of the recompute phase, its operator of the backward phase"),
     (late_for_an_operator, "brings, and does not lead to the loss alone"),
     (late_for_a_gradient, "is late, which only a wait of a training step's forward may be"),
-    (another_stage, "is in stage 1, what it is of in stage 0"),
     (another_microbatch, "is of microbatch 1, the plan has 1"),
     (of_nothing("run"), "the plan has no such operator"),
     (of_nothing("start"), "the plan has no such collective"),

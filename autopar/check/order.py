@@ -57,7 +57,7 @@ class Order:
             if row.kind == "free":
                 yield from self._free(place, row)
         yield from self._phases()
-        yield from self._stages()
+        yield from self._microbatches()
         yield from self._before_all()
         yield from self._sums()
         yield from self._in_flight()
@@ -211,17 +211,13 @@ class Order:
             if place > first and row.phase == "forward":
                 yield self.say(place, f"is of the forward phase, after instruction {self.rows[first].id} of another")
 
-    def _stages(self) -> Iterator[Difference]:
+    def _microbatches(self) -> Iterator[Difference]:
         plan = self.walk.plan
-        stages: dict[tuple[str, str], int] = {("run", row.name): row.stage for row in plan.ops}
-        stages |= {(kind, row.id): row.stage for row in plan.collectives if row.id for kind in ("start", "wait")}
         for place, row in enumerate(self.rows):
             if row.microbatch >= plan.microbatches:
                 yield self.say(place, f"is of microbatch {row.microbatch}, the plan has {plan.microbatches}")
             elif row.microbatch not in (-1, 0, plan.microbatches - 1):
                 yield self.say(place, f"first runs in microbatch {row.microbatch}, which is neither the first nor the last")
-            if row.stage != stages.get((row.kind, row.of), 0):
-                yield self.say(place, f"is in stage {row.stage}, what it is of in stage {stages.get((row.kind, row.of), 0)}")
 
     def _before_all(self) -> Iterator[Difference]:
         """What runs before the first microbatch stands first, one call after another: reshards that are made once, and operators that make

@@ -202,7 +202,7 @@ class Walk:
             self.broken = True
             yield Difference(where, "is of phase recompute, and no operator of forward runs a second time under this name")
             return
-        for key in ("op", "attributes", "factors", "stage"):
+        for key in ("op", "attributes", "factors"):
             if getattr(row, key) != getattr(first, key):
                 self.broken = True
                 yield Difference(f"{where}.{key}", f"{getattr(row, key)!r}, the first run has {getattr(first, key)!r}")

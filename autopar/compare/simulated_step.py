@@ -50,7 +50,7 @@ class SimulatedStep:
         except CostModelError as error:
             raise FileError(error.message, error.hint) from error
         try:
-            rows = (Instruction(**vars(row)) for row in self.plan.schedule if row.microbatch <= microbatch)
+            rows = (Instruction.of_row(row) for row in self.plan.schedule if row.microbatch <= microbatch)
             issue = hardware.seconds_to_issue(self.plan.created_by.execution)
             return simulate(rows, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps, issue=issue)
         except KeyError as missing:

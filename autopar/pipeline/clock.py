@@ -148,9 +148,8 @@ def recorded_costs(plan: PipelinePlan) -> list[StageCosts]:
 
 def _seconds(schedule: Schedule, items: Sequence[Instruction], microbatch: int) -> float:
     """Seconds of a part of a microbatch, or of what runs before all, as if nothing ran beside it."""
-    hardware = schedule.machine.hardware
     run = [item for item in items if item.microbatch <= microbatch and (item.microbatch == BEFORE_ALL) is (microbatch == BEFORE_ALL)]
-    return makespan(simulate(run, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps, issue=schedule.machine.issue_seconds))
+    return makespan(simulate(run, *schedule.machine.clock))
 
 
 @dataclass(frozen=True)

@@ -82,10 +82,10 @@ def _seconds(schedule: Schedule, home: Mapping[str, int], last: int) -> tuple[li
 
     An operator counts from the end of the one before it: what operators stand still for is its own.
     """
-    hardware, busy = schedule.machine.hardware, {half: [0.0] * (last + 1) for half in ("forward", "backward")}
+    busy = {half: [0.0] * (last + 1) for half in ("forward", "backward")}
     items = [item for item in schedule.instructions if not item.microbatch]
     before = 0.0
-    for slot in simulate(items, hardware.overlap_slowdown, overlaps=hardware.launch_overlaps, issue=schedule.machine.issue_seconds):
+    for slot in simulate(items, *schedule.machine.clock):
         item = slot.instruction
         if item.kind == "run":
             busy[item.half][home[schedule.operations[item.of].op.name]] += max(slot.end - before, 0.0)
@@ -100,7 +100,7 @@ def _held(schedule: Schedule, home: Mapping[str, int], count: int) -> tuple[list
     """
     held, first = [0.0] * count, [0.0] * count
     root, came = schedule.storage, entering(schedule)
-    bases, wanted = set(root.values()), {root[name] for item in schedule.instructions if item.half == "backward" for name in item.reads}
+    wanted = {root[name] for item in schedule.instructions if item.half == "backward" for name in item.reads}
     maker, origins, read = dict[str, int](), dict[str, str](), set[tuple[int, str]]()
     for item in schedule.instructions:
         if item.half != "forward" or item.microbatch == BEFORE_ALL:
@@ -115,7 +115,7 @@ def _held(schedule: Schedule, home: Mapping[str, int], count: int) -> tuple[list
         else:
             unit = max((maker.get(source, 0) for source in sources), default=0)
         for base in dict.fromkeys(root[value] for value in item.writes):
-            if base in maker or base in origins or base in came or base not in bases:
+            if base in maker or base in origins or base in came:
                 continue
             if item.kind != "run" and sources:
                 origins[base] = sources[0]

@@ -17,7 +17,7 @@ from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
 
-from autopar.cost_models import Machine
+from autopar.cost_models import UNLIMITED, Machine
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph
 from autopar.pipeline.baselines import PipelineBaseline, PipelineBaselines
@@ -29,7 +29,7 @@ from autopar.pipeline.order_search import choose_order
 from autopar.pipeline.orders import in_flight_of
 from autopar.pipeline.request import PipelineRequest
 from autopar.pipeline.result import PipelineResult
-from autopar.pipeline.stage_searches import UNLIMITED, StageSearches
+from autopar.pipeline.stage_searches import StageSearches
 from autopar.pipeline_plan import OrderName
 from autopar.schedule import Schedule, memory
 from autopar.schedule.splitting import defer_once, split_backward
@@ -90,7 +90,7 @@ def find_floor(graph: Graph, machine: Machine, optimizer: str) -> float:
         graph: of one microbatch.
         machine: all ranks; the outermost axis is ``pp``.
     """
-    stage = replace(machine, mesh=stage_mesh(machine.mesh), _groups={}, _links={})
+    stage = replace(machine, mesh=stage_mesh(machine.mesh))
     space = Space(graph, stage, optimizer, Pins())
     for op in graph.ops:
         space.op_choices(op)

@@ -54,4 +54,4 @@ class PipelineRequest:
     @property
     def stage_machine(self) -> Machine:
         """The ranks of one stage."""
-        return replace(self.machine, mesh=stage_mesh(self.machine.mesh), _groups={}, _links={})
+        return replace(self.machine, mesh=stage_mesh(self.machine.mesh))

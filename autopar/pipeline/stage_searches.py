@@ -21,8 +21,6 @@ from autopar.search import Progress, SearchResult, Shared, find_plan
 from autopar.search.choices.reshard_tables import ReshardPricing
 from autopar.sharding import ShardingSpec
 
-UNLIMITED = 1 << 62
-"""Bytes that no plan holds."""
 WORTH_SEARCHING = 0.04
 """Share of a stage's seconds that a plan for fewer microbatches in flight must save, for one to be searched for more of them.
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
+from autopar.cost_models import UNLIMITED
 from autopar.errors import InfeasibleError
 from autopar.pareto import Pareto
 from autopar.plan import Plan
 from autopar.planning.session import PlanWithin
-
-UNLIMITED = 2**60
-"""Bytes that no plan needs."""
 
 FIRST = 0.3
 """Share of the time for the plan that may take all memory; the highest limit is what it takes."""

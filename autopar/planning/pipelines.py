@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from autopar.cost_models import Machine, Mesh
+from autopar.cost_models import UNLIMITED, Machine, Mesh
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph, layer_of
 from autopar.options import AUTO, PlanOptions, user_errors
@@ -141,7 +140,7 @@ def _estimate(session: PlanSession, machine: Machine) -> float:
     """
     stages, numbers = machine.mesh.sizes[0], _numbers(session, machine.mesh)
     number = numbers[_first_place(numbers, machine.mesh)]
-    found = session.screen(sys.maxsize, session.numbers[0], replace(machine, mesh=stage_mesh(machine.mesh), _groups={}, _links={}))
+    found = session.screen(UNLIMITED, session.numbers[0], replace(machine, mesh=stage_mesh(machine.mesh)))
     return math.inf if found is None else found.seconds / stages * (number + stages - 1) / number
 
 

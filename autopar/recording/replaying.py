@@ -201,7 +201,7 @@ def _schedule(plan: Plan, graph: Graph) -> Schedule:
     return Schedule(
         graph,
         machine,
-        tuple(Instruction(**vars(row)) for row in plan.schedule),
+        tuple(map(Instruction.of_row, plan.schedule)),
         operations,
         {
             row.id: Collective(

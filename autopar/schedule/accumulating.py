@@ -8,10 +8,11 @@ the largest for their seconds. Where a reduction was cut in two (``reduce_early`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import count
 
+from autopar.cost_models import UNLIMITED
 from autopar.rules import IN_ORDER
 from autopar.schedule.collectives import Part
 from autopar.schedule.early_reduction import REDUCED
@@ -21,8 +22,6 @@ from autopar.schedule.schedule import Schedule
 
 SUM = "@sum"
 """Suffix of the value that a gradient is summed in."""
-UNLIMITED = 2**62
-"""Bytes of ``summed_bytes`` from which on every gradient is reduced once."""
 
 
 def accumulate(schedule: Schedule) -> Schedule:
@@ -71,7 +70,7 @@ def least_summed(schedule: Schedule, leaving: str) -> int:
 
 
 def _chains(schedule: Schedule, reduced: Set[str] = frozenset()) -> list[_Chain]:
-    """The instructions that lead only to gradients that leave, in groups that run in the same microbatches.
+    """The instructions that lead only to gradients that leave, in groups that run in the same microbatches: those that share a value.
 
     Args:
         reduced: values that are made in every microbatch, so that chains begin with them at the earliest.
@@ -100,18 +99,16 @@ def _chains(schedule: Schedule, reduced: Set[str] = frozenset()) -> list[_Chain]
             break
         late.difference_update(wrong)
         late -= {index for index in late if any(r not in late for v in items[index].writes for r in readers.get(v, ()))}
-    maker = {value: index for index in late for value in items[index].writes}
-    found: dict[int, _Chain] = {}
+    groups: dict[str, tuple[set[int], set[str]]] = {}
     for index in sorted(late):
         item = items[index]
-        members = {index, *((waits[item.of],) if item.kind == "start" else ())}
-        chain = _Chain(members, {value for value in item.reads if value not in maker}, leaving & set(item.writes))
-        for other in {id(found[maker[value]]): found[maker[value]] for value in item.reads if value in maker}.values():
-            chain.indices |= other.indices
-            chain.sums |= other.sums
-            chain.leaving |= other.leaving
-        found.update(dict.fromkeys(chain.indices & late, chain))
-    return _joined({id(chain): chain for chain in found.values()}.values())
+        indices, values = {index, *((waits[item.of],) if item.kind == "start" else ())}, {*item.reads, *item.writes}
+        for before, theirs in {id(groups[value]): groups[value] for value in item.reads if value in groups}.values():
+            indices |= before
+            values |= theirs
+        groups.update(dict.fromkeys(values, (indices, values)))
+    found = {id(group): group for group in groups.values()}.values()
+    return [_Chain(indices, values - made, values & made & leaving) for indices, values in found]
 
 
 def _may_wait(schedule: Schedule, index: int, made: Set[str], there: Mapping[str, int]) -> bool:
@@ -120,18 +117,6 @@ def _may_wait(schedule: Schedule, index: int, made: Set[str], there: Mapping[str
         value in made or (schedule.values[value].spec is not None and there.get(value, -1) < index)
         for value in schedule.instructions[index].reads
     )  # fmt: skip
-
-
-def _joined(chains: Iterable[_Chain]) -> list[_Chain]:
-    """Chains that begin with the same value, as one: it is summed once."""
-    found: list[_Chain] = []
-    for chain in chains:
-        same = [other for other in found if other.sums & chain.sums]
-        found = [other for other in found if other not in same]
-        for other in same:
-            chain = _Chain(chain.indices | other.indices, chain.sums | other.sums, chain.leaving | other.leaving)
-        found.append(chain)
-    return found
 
 
 def summed_halfway(schedule: Schedule) -> frozenset[str]:

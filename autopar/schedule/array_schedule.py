@@ -163,7 +163,6 @@ class _Arrays:
         return ArraySchedule(clock, table, self._calls(priced=moves), self._storages(), ints(chain.from_iterable(pairs)))
 
     def _clock(self, items: Sequence[Instruction]) -> ClockTable:
-        hardware = self.schedule.machine.hardware
         links = sorted({stream for item in items for stream in item.streams if stream != COMPUTE})
         bits = {stream: sum(1 << links.index(link) for link in links if link in stream.split("+")) for stream in {i.stream for i in items}}
         works = [item.kind in ("run", "add") for item in items]
@@ -173,7 +172,7 @@ class _Arrays:
             ints(bits[item.stream] for item in items), ints(part.late for _, part in self.parts),
             ints(item.launches or 0 for item in items), ints(item.reads_back or False for item in items),
             rows([self.slots[part.source]] if part.source in self.slots else [] for _, part in self.parts),
-            len(links), slowing_links(links), hardware.overlap_slowdown, hardware.launch_overlaps, self.schedule.machine.issue_seconds,
+            len(links), slowing_links(links), *self.schedule.machine.clock,
         )  # fmt: skip
 
     def _calls(self, *, priced: bool) -> CallTable:

@@ -15,7 +15,7 @@ from autopar.schedule.collectives import Collective
 from autopar.schedule.instructions import Instruction
 from autopar.schedule.ordering import start_and_wait, taken_by
 from autopar.schedule.schedule import Schedule
-from autopar.schedule.windows import Window, anchors, as_late_as_possible, moving, windows
+from autopar.schedule.windows import Window, anchors, as_late_as_possible, moving, moving_groups, windows
 
 JOINED = frozenset(name for name, kind in KINDS.items() if kind.bucketable)
 """The kinds that are put in buckets."""
@@ -86,8 +86,7 @@ def _rebuilt(schedule: Schedule, joined: Mapping[int, list[Instruction]]) -> Sch
     """The list with each group as one call, everything as late as its readers allow."""
     calls = dict(schedule.collectives)
     number = count(max(item.id for item in schedule.instructions) + 1)
-    made: dict[int, tuple[Instruction, Instruction]] = {}
-    waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
+    made: dict[int, tuple[Instruction, ...]] = {}
     for group in {id(group): group for group in joined.values()}.values():
         parts = tuple(part for item in group for part in calls.pop(item.of).parts)
         call = Collective(f"{parts[0].target}+{len(parts) - 1}", parts)
@@ -96,9 +95,5 @@ def _rebuilt(schedule: Schedule, joined: Mapping[int, list[Instruction]]) -> Sch
         begin = group[0].microbatch
         pair = start._replace(microbatch=begin), wait._replace(microbatch=begin)
         made.update((item.id, pair) for item in group)
-    soft = list({pair[0].id: pair for pair in (made.get(item.id) or _pair(item, waits) for item in schedule.once(moving))}.values())
+    soft = list({group[0].id: group for group in (made.get(group[0].id, group) for group in moving_groups(schedule))}.values())
     return replace(schedule, instructions=as_late_as_possible(schedule.segments, schedule.once(anchors), soft), collectives=calls)
-
-
-def _pair(item: Instruction, waits: Mapping[str, Instruction]) -> tuple[Instruction, ...]:
-    return (item, waits[item.of]) if item.kind == "start" else (item,)

@@ -14,12 +14,11 @@ from autopar.cost_models.collectives import STEP_KINDS
 from autopar.graph import Graph
 from autopar.schedule.assignment import OUTPUT, Assignment, Layout
 from autopar.schedule.ordering import Prices
+from autopar.schedule.settings import EQUAL_SECONDS
 from autopar.sharding import ShardingSpec
 
 REDUCED = "@reduced"
 """Suffix of the value between the two reshards of a gradient."""
-SAME_SECONDS = 1e-9
-"""Share by which two reshards may take longer than the one that they replace: rounding."""
 
 
 def reduce_early(graph: Graph, assignment: Assignment, prices: Prices) -> Assignment:
@@ -64,5 +63,5 @@ def _scattered(graph: Graph, layout: Layout, made: ShardingSpec, prices: Prices)
         return None
     first, rest = prices.route(tensor, made, between), prices.route(tensor, between, layout.spec)
     same = [leg.step for leg in first] == [step]
-    seconds = sum(leg.step.seconds for leg in rest) <= sum(leg.step.seconds for leg in route[1:]) * (1 + SAME_SECONDS)
+    seconds = sum(leg.step.seconds for leg in rest) <= sum(leg.step.seconds for leg in route[1:]) * (1 + EQUAL_SECONDS)
     return between if same and seconds else None

@@ -15,7 +15,7 @@ from dataclasses import replace
 from autopar.schedule.instructions import Instruction, Segment
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.settings import GAP_OVERSHOOT, PULL_WINDOW, SHORT_CHAIN
-from autopar.schedule.windows import Window, anchors, arrived, as_late_as_possible, moving, windows
+from autopar.schedule.windows import Window, anchors, arrived, as_late_as_possible, moving, moving_groups, windows
 
 
 def fill_gaps(schedule: Schedule) -> Schedule:
@@ -33,9 +33,7 @@ def fill_gaps(schedule: Schedule) -> Schedule:
         for segment in schedule.segments
         for item in (_Filling(schedule, fixed, found, segment).run() if segment in with_gaps else segment.among(fixed))
     ]
-    waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
-    soft = [(item, waits[item.of]) if item.kind == "start" else (item,) for item in schedule.once(moving)]
-    return replace(schedule, instructions=as_late_as_possible(schedule.segments, ordered, soft))
+    return replace(schedule, instructions=as_late_as_possible(schedule.segments, ordered, moving_groups(schedule)))
 
 
 def _short(schedule: Schedule) -> set[int]:

@@ -19,8 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
+from autopar.cost_models import UNLIMITED
 from autopar.graph import Op, Phase
 from autopar.reshard import Step
 from autopar.rules import IN_ORDER, MemoryOrder
@@ -39,23 +41,19 @@ COMPUTE = "compute"
 
 
 class Segment(NamedTuple):
-    """A stage's forward or backward of one microbatch: the key by which instructions are grouped. Recomputation belongs to backward.
+    """Forward or backward of one microbatch: the key by which instructions are grouped. Recomputation belongs to backward.
 
     Args:
         microbatch: the first whose work it is, or ``BEFORE_ALL``; a list without pipelining stands for all of them.
     """
 
-    stage: int
     phase: Phase
     microbatch: int = 0
 
     def among(self, items: Iterable[Instruction]) -> list[Instruction]:
         """The instructions that belong to it."""
-        stage, forward, before = self.stage, self.phase == FORWARD, self.microbatch == BEFORE_ALL
-        return [
-            item for item in items
-            if (item.phase == FORWARD) is forward and item.stage == stage and (item.microbatch == BEFORE_ALL) is before
-        ]  # fmt: skip
+        forward, before = self.phase == FORWARD, self.microbatch == BEFORE_ALL
+        return [item for item in items if (item.phase == FORWARD) is forward and (item.microbatch == BEFORE_ALL) is before]
 
 
 class Instruction(NamedTuple):
@@ -74,7 +72,6 @@ class Instruction(NamedTuple):
         of: the operator of a ``run`` (``NAME@again`` of its second), the collective of a ``start`` or ``wait``, the reshard's value of
             a ``slice``, the gradient of an ``add``.
         over: of a run, the value whose memory its result takes; of a ``start``, the one that is reduced in place; None where there is none.
-        stage: of a pipeline; one so far.
         microbatch: the first in which it runs; it does in all after it. ``BEFORE_ALL``: it runs once, before the first.
         launches: kernels and calls that the host issues for it; None where the host has no price.
         reads_back: of a run, True where the host reads values of it: it waits for the device before it issues the run.
@@ -90,12 +87,16 @@ class Instruction(NamedTuple):
     seconds: float = 0.0
     bytes: int = 0
     of: str = ""
-    stage: int = 0
     microbatch: int = 0
     over: str | None = None
     late: bool | None = None
     launches: int | None = None
     reads_back: bool | None = None
+
+    @classmethod
+    def of_row(cls, row: object) -> Instruction:
+        """The instruction that a row of a plan file names."""
+        return cls._make(_FIELDS_OF(row))
 
     @property
     def half(self) -> Phase:
@@ -105,12 +106,15 @@ class Instruction(NamedTuple):
     @property
     def segment(self) -> Segment:
         """The segment that it belongs to."""
-        return Segment(self.stage, self.half, min(self.microbatch, 0))
+        return Segment(self.half, min(self.microbatch, 0))
 
     @property
     def streams(self) -> tuple[str, ...]:
         """The streams it holds."""
         return _split(self.stream)
+
+
+_FIELDS_OF = attrgetter(*Instruction._fields)
 
 
 @cache
@@ -182,7 +186,7 @@ class Limits:
     ahead_bytes: int = PREFETCH_BYTES
     aside_bytes: int = ASIDE_BYTES
     held_bytes: int = 0
-    summed_bytes: int = 2**62
+    summed_bytes: int = UNLIMITED
 
 
 LEAN_LIMITS = Limits(bucket_bytes=0, ahead_bytes=0, aside_bytes=0, summed_bytes=0)

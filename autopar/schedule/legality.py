@@ -132,18 +132,6 @@ def _may_take(schedule: Schedule, item: Instruction) -> tuple[str, ...]:
     return item.reads if call.in_place and CALLS[call.kind].in_place and len(call.parts) == 1 and not call.filled else ()
 
 
-def _same_order(schedule: Schedule) -> Violations:
-    """All ranks of a stage share one list, and so one order, unless a group reaches into another stage or microbatch."""
-    seen: dict[tuple[object, int], tuple[int, int]] = {}
-    for item in schedule.instructions:
-        if item.kind == "start":
-            place = (item.stage, item.microbatch)
-            first = seen.setdefault((schedule.collectives[item.of].axes, item.microbatch), place)
-            if first[0] != place[0]:
-                stages = f"in stage {item.stage}, its group has begun in stage {first[0]}"
-                yield item.id, f"starts {item.of} {stages}: ranks would differ in order"
-
-
 def _microbatches(schedule: Schedule) -> Violations:
     """Only instructions of the last microbatch read sums, or results made of sums. Gradients leave as sums."""
     last, summed = schedule.graph.microbatches - 1, set(schedule.sums)
@@ -315,7 +303,6 @@ PREDICATES: tuple[tuple[str, Callable[[Schedule], Violations]], ...] = (
     ("a collective is started once, and waited for once after that", _waited_once),
     ("what is freed is there, once, and neither leaves nor is on its way", _freed_once),
     ("what is written over is not needed any more", _written_over),
-    ("every rank starts the collectives of a group in the same order", _same_order),
     ("forward comes before backward", _phases_in_order),
     ("gradients of all microbatches are summed before they are reduced and leave", _microbatches),
     ("what runs once before all microbatches stands first, call after call, and all of them find it", _before_all),

@@ -22,7 +22,7 @@ from autopar.schedule.in_place import assign_in_place, clear_in_place
 from autopar.schedule.instructions import LEAN_LIMITS, Limits
 from autopar.schedule.limit_ladders import effective_bytes, fit_ladder, neighbour_limits
 from autopar.schedule.liveness import between, memory
-from autopar.schedule.local_search import improve_order, usual_moves
+from autopar.schedule.local_search import improve_order
 from autopar.schedule.passes import Placed, default_limits, ordered
 from autopar.schedule.schedule import Schedule
 from autopar.schedule.scheduled_plan import Sample, ScheduledPlan, sum_memory
@@ -215,13 +215,12 @@ def improve_plan(
 
     Args:
         limit: bytes of a rank.
-        effort: times as many moves as usual.
-        keep_program_order: see ``improve_order``.
+        effort, keep_program_order: see ``improve_order``.
     """
     if plan.estimated or not plan.schedule.machine.overlaps:
         return plan
     before = clear_in_place(plan.schedule)
-    result = improve_order(before, optimizer, limit, effort * usual_moves(before), keep_program_order=keep_program_order)
+    result = improve_order(before, optimizer, limit, effort, keep_program_order=keep_program_order)
     budget.charge(MOVE_WORK * result.moves * len(before.instructions))
     step = step_seconds(result.schedule, optimizer)
     if step >= plan.step_seconds * (1 - EQUAL_SECONDS) and plan.memory.peak <= limit:

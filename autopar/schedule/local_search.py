@@ -37,31 +37,28 @@ class Improved:
     moves: int
 
 
-def usual_moves(schedule: Schedule) -> int:
+def _usual_moves(schedule: Schedule) -> int:
     """The number of moves of a list that are judged by default."""
     length = max(len(schedule.instructions), 1)
     return min(MOVES, MOVES_EACH * length, MOVES_WORK // length) // (1 if COMPILED else PLAIN)
 
 
-def improve_order(
-    schedule: Schedule, optimizer: str, limit: int, moves: int | None = None, *, seed: int = 0, keep_program_order: bool = True
-) -> Improved:  # fmt: skip
+def improve_order(schedule: Schedule, optimizer: str, limit: int, effort: int = 1, *, keep_program_order: bool = True) -> Improved:
     """The schedule in a faster order, or in one that holds less where it holds more than it may.
 
     It is a list after ``passes.PLACING``. Its limits grow with the bytes in flight and in buckets.
 
     Args:
         limit: bytes on a rank.
-        moves: judged at most; ``usual_moves`` when not given.
-        seed: of the moves drawn.
+        effort: times as many moves as usual.
         keep_program_order: the operators have the captured order, and leave it only where no less is held: see
             ``kernels.moves.descend``.
     """
     if not schedule.machine.overlaps or not schedule.instructions:
         return Improved(schedule, 0)
     arrays, order, items = array_schedule(schedule)
-    random = np.random.default_rng(seed).integers(0, 2**DRAW_BITS, 1)
-    budget, most = usual_moves(schedule) if moves is None else moves, limit - resting_bytes(schedule, optimizer)
+    random = np.random.default_rng(0).integers(0, 2**DRAW_BITS, 1)
+    budget, most = effort * _usual_moves(schedule), limit - resting_bytes(schedule, optimizer)
     weights, captured = np.cumsum(list(settings.MOVE_WEIGHTS.values())), int(keep_program_order)
     costs, lives = call_costs(arrays, order), lives_for(arrays, order)
     _, judged = descend(arrays, order, costs, lives, random, weights, budget, most, captured)
@@ -80,7 +77,7 @@ def rebuilt(schedule: Schedule, order: Order, items: Sequence[Instruction]) -> S
         call = known.get(shared) or Collective(shared[0].target + (f"+{len(shared) - 1}" if len(shared) > 1 else ""), shared)
         first = items[2 * head]
         pair = start_and_wait(call, taken_by(call, schedule.machine), number)
-        start, wait = (item._replace(stage=first.stage, microbatch=first.microbatch) for item in pair)
+        start, wait = (item._replace(microbatch=first.microbatch) for item in pair)
         calls[call.id], made[2 * head], made[2 * head + 1] = call, start, wait
     chosen = [made.get(place) or items[place] for place in order.items[: order.length[0]].tolist()]
     limits = replace(schedule.limits, bucket_bytes=max(schedule.limits.bucket_bytes, *map(size, calls.values()), 0))

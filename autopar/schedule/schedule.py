@@ -97,8 +97,8 @@ class Schedule:
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """The segments of the list, in order."""
-        found = dict.fromkeys((item.stage, item.half, item.microbatch == BEFORE_ALL) for item in self.instructions)
-        return tuple(Segment(stage, phase, BEFORE_ALL if before else 0) for stage, phase, before in found)
+        found = dict.fromkeys((item.half, item.microbatch == BEFORE_ALL) for item in self.instructions)
+        return tuple(Segment(phase, BEFORE_ALL if before else 0) for phase, before in found)
 
     @cached_property
     def sums(self) -> tuple[str, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autopar.cost_models import UNLIMITED
+
 MIB = 2**20
 BUCKET_BYTES = 25 * MIB
 """Default limit of a bucket: that of DistributedDataParallel."""
@@ -73,7 +75,7 @@ NAMED_ITEMS = 10
 
 HALFWAY_CALLS = 2
 """Calls in flight that make values in which microbatches are summed: one holds the link, the other is next."""
-NOTHING_OR_ALL = (0, 2**62)
+NOTHING_OR_ALL = (0, UNLIMITED)
 """Bytes of a limit that is tried at its ends alone."""
 LIMIT_LADDERS: Mapping[str, tuple[int, ...]] = {
     "summed_bytes": NOTHING_OR_ALL,

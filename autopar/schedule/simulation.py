@@ -36,14 +36,11 @@ class Slot(NamedTuple):
     stalled: float = 0.0
 
 
-def simulate(
-    instructions: Iterable[Instruction], slowdown: float = 0.0, *, overlaps: bool = True, issue: float = 0.0
-) -> tuple[Slot, ...]:  # fmt: skip
+def simulate(instructions: Iterable[Instruction], slowdown: float = 0.0, overlaps: bool = True, issue: float = 0.0) -> tuple[Slot, ...]:
     """When each run, add, start and wait happens; of a start, when the collective runs.
 
     Args:
-        slowdown, overlaps: the hardware's ``overlap_slowdown`` and ``launch_overlaps``.
-        issue: the machine's ``issue_seconds``.
+        slowdown, overlaps, issue: see ``Machine.clock``.
 
     Raises:
         KeyError: a wait for a call that was not started.
@@ -100,10 +97,7 @@ def _run(items: list[Instruction], slowdown: float, overlaps: bool, issue: float
 
 def simulated(schedule: Schedule) -> tuple[Slot, ...]:
     """The schedule on its own machine; where a step has several microbatches, the last of them."""
-    machine, hardware = schedule.machine, schedule.machine.hardware
-    return simulate(
-        schedule.rounds[-1][1], hardware.overlap_slowdown, overlaps=hardware.launch_overlaps, issue=machine.issue_seconds
-    )  # fmt: skip
+    return simulate(schedule.rounds[-1][1], *schedule.machine.clock)
 
 
 def makespan(slots: Iterable[Slot]) -> float:
@@ -113,8 +107,7 @@ def makespan(slots: Iterable[Slot]) -> float:
 
 def microbatches_seconds(schedule: Schedule) -> float:
     """All microbatches, one after another: the next begins when everything of the one before has ended."""
-    hardware, issue = schedule.machine.hardware, schedule.machine.issue_seconds
-    ends = (_run(_timed(items), hardware.overlap_slowdown, hardware.launch_overlaps, issue)[0] for _, items in schedule.rounds)
+    ends = (_run(_timed(items), *schedule.machine.clock)[0] for _, items in schedule.rounds)
     return sum(times * end for (times, _), end in zip(schedule.rounds, ends, strict=True))
 
 

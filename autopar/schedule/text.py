@@ -1,7 +1,7 @@
 """The text form of a list of instructions, which parses back.
 
-A heading names the phase of the instructions after it, and their stage and microbatch where these are not 0; ``forward, once before all``
-is that of what runs before the first microbatch. Each other line is one instruction::
+A heading names the phase of the instructions after it, and their microbatch where that is not 0; ``forward, once before all`` is that of
+what runs before the first microbatch. Each other line is one instruction::
 
     forward
       0 start all_gather(dp) w@fwd: w -> w@fwd | node 1.5e-05 s 4096 B
@@ -36,7 +36,7 @@ CALL = re.compile(r"\w+\(\S*\)")
 """A collective's kind and axes."""
 NUMERIC = frozenset("0123456789.-")
 """The first character of a number."""
-HEADING = re.compile(r"(?P<phase>\w+)(?:, stage (?P<stage>\d+))?(?:, microbatch (?P<microbatch>\d+)|(?P<before>, once before all))?")
+HEADING = re.compile(r"(?P<phase>\w+)(?:, microbatch (?P<microbatch>\d+)|(?P<before>, once before all))?")
 
 
 def format_instructions(instructions: Iterable[Instruction], calls: Mapping[str, str] | None = None) -> str:
@@ -47,9 +47,8 @@ def format_instructions(instructions: Iterable[Instruction], calls: Mapping[str,
     """
     lines, last = list[str](), ""
     for item in instructions:
-        stage = f", stage {item.stage}"
         microbatch = ", once before all" if item.microbatch == BEFORE_ALL else f", microbatch {item.microbatch}"
-        heading = item.phase + (stage if item.stage else "") + (microbatch if item.microbatch else "")
+        heading = item.phase + (microbatch if item.microbatch else "")
         if heading != last:
             lines.append(heading)
         last = heading
@@ -89,7 +88,7 @@ def parse(text: str) -> tuple[Instruction, ...]:
     >>> [item.kind for item in parse("forward\\n  start all_gather(dp) w@fwd: w -> w@fwd | node 1e-05 s\\n  wait w@fwd: -> w@fwd")]
     ['start', 'wait']
     """
-    found, heading = list[Instruction](), {"phase": FORWARD, "stage": 0, "microbatch": 0}
+    found, heading = list[Instruction](), {"phase": FORWARD, "microbatch": 0}
     for number, line in enumerate(text.splitlines(), 1):
         try:
             if line.strip() and not line.startswith((" ", "\t")):
@@ -107,7 +106,7 @@ def _heading(line: str) -> dict[str, Any]:
     if match is None or match["phase"] not in get_args(Moment):
         raise ValueError(f"a heading is one of {', '.join(get_args(Moment))}")
     microbatch = BEFORE_ALL if match["before"] else int(match["microbatch"] or 0)
-    return {"phase": match["phase"], "stage": int(match["stage"] or 0), "microbatch": microbatch}
+    return {"phase": match["phase"], "microbatch": microbatch}
 
 
 def _instruction(tokens: list[str], number: int, heading: Mapping[str, Any]) -> Instruction:

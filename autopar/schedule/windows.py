@@ -45,6 +45,12 @@ def moving(schedule: Schedule) -> list[Instruction]:
     return [item for item in schedule.instructions if item.kind in ("start", "slice")]
 
 
+def moving_groups(schedule: Schedule) -> list[tuple[Instruction, ...]]:
+    """Starts, each with its wait, and slices, in order."""
+    waits = {item.of: item for item in schedule.instructions if item.kind == "wait"}
+    return [(item, waits[item.of]) if item.kind == "start" else (item,) for item in schedule.once(moving)]
+
+
 def windows(schedule: Schedule) -> Mapping[int, Window]:
     """The window of each start and slice, by instruction id. Producers stand before readers; a sum is there when its addend is."""
     fixed, soft = schedule.once(anchors), [item for item in schedule.instructions if item.kind in ("start", "slice", "add")]

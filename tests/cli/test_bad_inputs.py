@@ -65,6 +65,7 @@ PLANS: dict[str, Callable[[], str | bytes]] = {
     "shape below 0": edited("parameters", WEIGHT, "shape", [-1, 3]), "shape of 1e30": edited("parameters", WEIGHT, "shape", [10**30]),
     "operators none": edited("ops", None), "an operator a number": edited("ops", 0, 7), "never": edited("ops", 0, "times", 0),
     "instruction -1": edited("schedule", 0, "id", -1), "bucket below 0": edited("limits", "bucket_bytes", -1),
+    "stage 1": edited("schedule", 0, "stage", 1),
     "cost model": edited("created_by", "cost_model", "free"), "mode": edited("model", "mode", "dream"),
     "pin a number": edited("pins", {"a": 5}),
     "a key twice": lambda: json.dumps(PLAN)[:-1] + ', "microbatches": 1}',

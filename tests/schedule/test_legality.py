@@ -146,18 +146,6 @@ def writes_over_what_is_read_later() -> Broken:
     raise AssertionError("never read later")
 
 
-def another_stage() -> Broken:
-    """A group has calls in two stages."""
-    schedule = whole()
-    groups: dict[object, int] = {}
-    for start in kind(schedule, "start"):
-        axes = schedule.collectives[start.of].axes
-        if axes in groups:
-            return edited(schedule, start._replace(stage=1)), start.id
-        groups[axes] = start.id
-    raise AssertionError("no two calls of one group")
-
-
 def forward_behind_backward() -> Broken:
     schedule = whole()
     last = kind(schedule, "free")[-1]
@@ -328,7 +316,6 @@ BROKEN: dict[str, tuple[str, Callable[[], Broken]]] = {
     "frees what leaves": ("what is freed is there, once, and neither leaves nor is on its way", frees_what_leaves),
     "frees what is on its way": ("what is freed is there, once, and neither leaves nor is on its way", frees_what_is_on_its_way),
     "writes over what is read later": ("what is written over is not needed any more", writes_over_what_is_read_later),
-    "another stage": ("every rank starts the collectives of a group in the same order", another_stage),
     "forward behind backward": ("forward comes before backward", forward_behind_backward),
     "reduces what is of one microbatch": (SUMS, reduces_what_is_of_one),
     "reduces before the last is added": (SUMS, reduces_before_the_last_is_added),

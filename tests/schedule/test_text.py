@@ -21,7 +21,7 @@ forward
   4 free: y w@fwd | 4096 B
 backward, microbatch 3
   5 wait loss: -> loss | late
-recompute, stage 1
+recompute
   6 slice cut: -> cut"""
 ODD = [
     "w@fwd", "mm:1", "a#1+2", "->", "over", "late", "reading", "12", "s", "B", "launches", "all_gather(dp)", "f(x:(2)2)", "a b", '"', "x:",
@@ -32,7 +32,7 @@ SECONDS = st.floats(0, 1e6, allow_nan=False).map(lambda seconds: seconds or 0.0)
 INSTRUCTIONS = st.builds(
     Instruction, st.integers(0, 10**6), st.sampled_from(KINDS), st.sampled_from(["forward", "recompute", "backward"]),
     st.lists(NAMES, max_size=3).map(tuple), st.lists(NAMES, max_size=3).map(tuple), NAMES, SECONDS, st.integers(0, 2**50), NAMES,
-    st.integers(0, 3), st.integers(0, 3), st.none() | NAMES, st.sampled_from([None, True]),
+    st.integers(0, 3), st.none() | NAMES, st.sampled_from([None, True]),
     st.none() | st.integers(0, 99), st.sampled_from([None, True]),
 )  # fmt: skip
 
@@ -43,7 +43,7 @@ def test_a_list_written_by_hand_is_parsed_and_formatted_as_it_was() -> None:
     assert items[0] == Instruction(0, "start", "forward", ("w",), ("w@fwd",), "node", 2.0, 4096, "w@fwd")
     assert items[3].writes == ("mm", "a b") and items[3].over == "y" and items[3].reads_back
     assert items[5] == Instruction(5, "wait", "backward", writes=("loss",), of="loss", microbatch=3, late=True)
-    assert items[6].stage == 1 and items[6].half == "backward"
+    assert items[6].half == "backward"
 
 
 def test_lines_without_a_number_are_numbered_in_order() -> None:
@@ -66,8 +66,8 @@ def test_schedules_parse_back_after_each_pass(case: Case) -> None:
 
 def test_segments_stand_in_order_and_hold_recomputation_in_backward() -> None:
     schedule = Case("gpt2", "x=2", 1).stages()[-1][1]
-    assert schedule.segments == (Segment(0, "forward"), Segment(0, "backward"))
-    assert all(item.segment == Segment(0, "backward") for item in schedule.instructions if item.phase == "recompute")
+    assert schedule.segments == (Segment("forward"), Segment("backward"))
+    assert all(item.segment == Segment("backward") for item in schedule.instructions if item.phase == "recompute")
 
 
 @pytest.mark.parametrize(

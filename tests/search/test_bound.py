@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.cost_models import Machine
+from autopar.cost_models import UNLIMITED, Machine
 from autopar.cost_models.links import Link
 from autopar.effort import unlimited
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
@@ -23,7 +23,6 @@ from autopar.search.bounds.surrogate import Evaluation, Master, Term
 from autopar.search.choices.pins import Pins, resolve_pins
 from autopar.search.choices.space import Space
 from autopar.search.driver.phase_table import Search
-from autopar.search.driver.state import UNLIMITED
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model
@@ -152,7 +151,7 @@ def test_bound_and_answer_over_many_graphs(part: int, record_property: pytest.Re
 def in_sequence(case: Case) -> tuple[SearchResult, float, float]:
     """What the search finds under the communication model with its bound, and the least sum there is, equal reshards made once."""
     graph, machine, pins, optimizer = drawn(case)
-    machine = replace(machine, cost_model="communication", _groups={})
+    machine = replace(machine, cost_model="communication")
     found, bound = search(graph, machine, optimizer, pins)
     model = build_model(Space(graph, machine, optimizer, resolve_pins(graph, machine.mesh, pins)))
     return found, bound, BruteForce(model, math.inf).least_in_sequence()
@@ -332,7 +331,7 @@ def test_copies_that_share_a_launch_do_not_lift_the_bound_over_the_optimum() -> 
     base = small_machine(0, "x=2")
     link = Link(1e-9, 1e12)
     hardware = replace(base.hardware, kernel_launch_seconds=1e-5, node=link, network=link, launch_overlaps=True, overlap_slowdown=0.0)
-    machine = replace(base, hardware=hardware, _groups={})
+    machine = replace(base, hardware=hardware)
     pins = {"input:a": "R S0", "input:b": "R S0", "output:0": "R S0", "output:1": "R S0", "v": "S0 R", "w": "S0 R"}
     found, bound = search(graph, machine, "none", pins)
     model = build_model(Space(graph, machine, "none", resolve_pins(graph, machine.mesh, pins)))
@@ -361,7 +360,7 @@ def test_operators_with_collectives_inside_are_not_slowed_beside_another_link() 
         base.hardware, memory_bandwidth=1e12, kernel_launch_seconds=0.0, devices_per_node=2, node=node, network=network,
         launch_overlaps=True, overlap_slowdown=0.9,
     )  # fmt: skip
-    machine = replace(base, hardware=hardware, _groups={})
+    machine = replace(base, hardware=hardware)
     pins = {"input:s": "R S0", "output:0": "R S0", "input:a": "S1 R", "w": "S1 R", "output:1": "S1 R"}
     found, bound = search(graph, machine, "none", pins)
     model = build_model(Space(graph, machine, "none", resolve_pins(graph, machine.mesh, pins)))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from autopar.cli.target import load_target
-from autopar.cost_models import Machine, Mesh, load_hardware
+from autopar.cost_models import UNLIMITED, Machine, Mesh, load_hardware
 from autopar.importer import capture_graph
 from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
 from autopar.search.driver.phase_table import Search
-from autopar.search.driver.state import UNLIMITED
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.overlap import LearnedOverlap
 from tests.search.requests import asked

@@ -82,7 +82,7 @@ def faster(machine: Machine, factor: float) -> Machine:
     data["memory_bandwidth"] *= factor
     data["kernel_launch_seconds"] /= factor
     data["peak_flops"] = {dtype: flops * factor for dtype, flops in data["peak_flops"].items()}
-    return replace(machine, hardware=Hardware.from_dict(data), _groups={})
+    return replace(machine, hardware=Hardware.from_dict(data))
 
 
 @settings(max_examples=15, derandomize=True)
@@ -98,7 +98,7 @@ def test_the_same_seed_gives_the_same_plan(seed: int, mesh: str) -> None:
 @given(SEEDS, SMALL_MESHES)
 def test_under_the_communication_model_the_objective_is_the_sum(seed: int, mesh: str) -> None:
     """In sequence, call by call, nothing joined, and proved."""
-    graph, machine = small_graph(seed), replace(small_machine(seed, mesh), cost_model="communication", _groups={})
+    graph, machine = small_graph(seed), replace(small_machine(seed, mesh), cost_model="communication")
     found = searched(graph, machine, seed)
     calls = found.schedule.calls
     assert all(len(call.parts) == 1 for call in calls)

@@ -33,7 +33,7 @@ DRAWS = 6
 
 @cache
 def model_of(seed: int, mesh: str, most: int) -> Model:
-    graph, machine = small_graph(seed, most), replace(small_machine(seed, mesh), cost_model="communication", _groups={})
+    graph, machine = small_graph(seed, most), replace(small_machine(seed, mesh), cost_model="communication")
     pins = resolve_pins(graph, machine.mesh, small_pins(graph, machine, seed))
     return build_model(Space(graph, machine, "adamw" if graph.mode == "train" else "none", pins))
 

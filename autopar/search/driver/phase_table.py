@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from autopar.cost_models import UNLIMITED
 from autopar.effort import Budget
 from autopar.search.bounds.memory_dual import lagrangian_bound
 from autopar.search.bounds.surrogate import Evaluation, Master, Multipliers, blend
 from autopar.search.choices.space import BudgetExhausted
-from autopar.search.driver.state import UNLIMITED, SearchRequest, SearchState
+from autopar.search.driver.state import SearchRequest, SearchState
 from autopar.search.folding.tied_model import TiedModel, tie_model
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment

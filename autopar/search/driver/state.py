@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from autopar.cost_models import UNLIMITED
 from autopar.effort import Budget
 from autopar.schedule import Assignment, Limits
 from autopar.schedule.limit_search import LimitSearch, expand_plan, improve_plan
@@ -42,9 +43,6 @@ from autopar.search.solving import solve_interruptibly
 from autopar.search.telemetry import Telemetry
 from autopar.search.thresholds import USUAL_THRESHOLDS, Thresholds
 from autopar.solvers import INTERRUPTED, Problem, Solution, Status
-
-UNLIMITED = 2**62
-"""Bytes that no plan needs."""
 
 Progress = Callable[[float, float, float, float], None]
 """Called with incumbent seconds (infinite without one), bound seconds, gap, elapsed seconds."""
