@@ -29,6 +29,7 @@ from autopar.pipeline.order_search import choose_order
 from autopar.pipeline.orders import in_flight_of
 from autopar.pipeline.request import PipelineRequest
 from autopar.pipeline.result import PipelineResult
+from autopar.pipeline.solving import solve
 from autopar.pipeline.stage_searches import UNLIMITED, StageSearches
 from autopar.pipeline_plan import OrderName
 from autopar.schedule import Schedule, memory
@@ -37,7 +38,7 @@ from autopar.search import SearchResult
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.sharding import ShardingSpec
-from autopar.solvers.pipeline import Mode, PipelineProblem, solve_pipeline
+from autopar.solvers.pipeline import Mode, PipelineProblem
 from autopar.solvers.pipeline.bounds import AllCuts, bound_total, bound_total_chunks
 
 MANY = 1 << 16
@@ -67,6 +68,7 @@ def plan_pipeline(graph: Graph, asked: PipelineRequest) -> PipelineResult:
     Raises:
         UsageError: a mesh without ``pp`` outermost, more stages than units, or a cut that the graph does not allow.
         InfeasibleError: no pipeline found fits in memory. TimeLimitError: none was found in time.
+        KeyboardInterrupt: Ctrl-C before there was a pipeline. Later it ends all searches with the best so far.
     """
     drafted = draft_pipeline(graph, asked, math.inf)
     assert drafted is not None
@@ -120,6 +122,11 @@ class DraftedPipeline:
         """Seconds of the draft; infinite without one."""
         return math.inf if self.best is None else self.best.times.step
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the searches."""
+        return self.best is not None and self.best.interrupted
+
     def bound(self, *, split: bool) -> float:
         """Seconds that no pipeline takes less than, with gradients of weights apart (``split``) or not; 0 without a draft."""
         if self.best is None or self.best.split == split:
@@ -127,12 +134,13 @@ class DraftedPipeline:
         return self.planner.bound(self.whole, self.step, split=split)
 
     def finish(self) -> PipelineResult:
-        """The fastest pipeline found with any strategies, or by hand.
+        """The fastest pipeline found with any strategies, or by hand; the draft where Ctrl-C ended it. Errors as of ``plan_pipeline``."""
+        return self.stop() if self.interrupted else self.planner.finish(self)
 
-        Raises:
-            InfeasibleError: none fits in memory. TimeLimitError: none was found in time.
-        """
-        return self.planner.finish(self)
+    def stop(self) -> PipelineResult:
+        """The draft as the result, after Ctrl-C."""
+        assert self.best is not None
+        return replace(self.best, bound_seconds=self.bound_seconds, interrupted=True)
 
 
 class _Planner:
@@ -164,18 +172,16 @@ class _Planner:
 
     def finish(self, drafted: DraftedPipeline) -> PipelineResult:
         """The fastest pipeline with any strategies, or by hand."""
-        best = drafted.best
-        searches = replace(self.searches, has_plan=self.searches.has_plan or best is not None)
-        found = None
+        searches = replace(self.searches, has_plan=self.searches.has_plan or drafted.best is not None)
+        best, _ = self._cut_and_plan(searches, drafted.tables, drafted.whole.schedule, drafted.best)
+        written = dict[str, PipelineBaseline]()
         try:
-            if best is None or not searches.is_late:
-                found, _ = self._cut_and_plan(searches, drafted.tables, drafted.whole.schedule)
-        except TimeLimitError:
+            if best is None or not best.interrupted:
+                written = self._baselines().find()
+        except KeyboardInterrupt:
             if best is None:
                 raise
-        best = min((one for one in (found, best) if one is not None), key=lambda one: one.times.step, default=None)
-        by_hand = self._baselines()
-        written = by_hand.find()
+            best = replace(best, interrupted=True)
         for one in written.values():
             is_order = self.asked.order in ("auto", "whole", "1f1b", "interleaved")
             is_allowed = (self.asked.cut is None or one.cut == self.asked.cut) and is_order
@@ -187,31 +193,39 @@ class _Planner:
         return replace(best, bound_seconds=bound, baselines=written)
 
     def _cut_and_plan(
-        self, searches: StageSearches, tables: LayerTables, whole: Schedule
+        self, searches: StageSearches, tables: LayerTables, whole: Schedule, best: PipelineResult | None = None
     ) -> tuple[PipelineResult | None, LayerTables]:  # fmt: skip
         """The fastest pipeline of the cuts that tables call for, each next one scaled by what the stages took; and the last tables.
 
+        Args:
+            best: the fastest so far.
+
         Raises:
-            TimeLimitError: there was no time for one, and a draft is not asked for.
+            TimeLimitError: there was no time for one, and a draft is not asked for. KeyboardInterrupt: before there was one.
         """
-        best, tried = None, set[tuple[str, ...]]()
+        tried = set[tuple[str, ...]]()
         for _ in range(ROUNDS):
             if best is not None and searches.is_late:
                 break
-            cut = self._choose_cut(tables)
-            if cut in tried:
-                break
-            tried.add(cut)
             try:
+                cut = self._choose_cut(tables)
+                if cut in tried:
+                    break
+                tried.add(cut)
                 made = self._plan_cut(searches, cut, whole)
             except TimeLimitError:
                 if best is None and not searches.drafts:
                     raise
                 break
+            except KeyboardInterrupt:
+                if best is None:
+                    raise
+                best = replace(best, interrupted=True)
+                break
             if made is None:
                 break
             searches = replace(searches, has_plan=True)
-            if best is None or made.times.step < best.times.step:
+            if best is None or made.times.step <= best.times.step:
                 best = made
             if self.asked.cut is not None:
                 break
@@ -267,10 +281,10 @@ class _Planner:
             return self.asked.cut
         limit = float(self.asked.memory_limit)
         problem = PipelineProblem(tables.modes, self.asked.positions, self.microbatches, self.asked.chunks, limit=limit)
-        solution = solve_pipeline(problem, work=SOLVE_SECONDS)
+        solution = solve(problem, SOLVE_SECONDS)
         if solution.plan is None:
             problem = replace(problem, limit=None)
-            solution = solve_pipeline(problem, work=SOLVE_SECONDS)
+            solution = solve(problem, SOLVE_SECONDS)
         assert solution.plan is not None
         ends, cut = 0, list[str]()
         for layers in solution.plan.cut[:-1]:

@@ -93,7 +93,7 @@ class StageSearches:
 
         Raises:
             InfeasibleError: one microbatch does not fit; of drafts, with the whole plan's strategies.
-            TimeLimitError: the deadline passed.
+            TimeLimitError: the deadline passed. KeyboardInterrupt: Ctrl-C ended a search.
         """
         key = structure_of(graph, pins)
         if key not in self._structures:
@@ -186,7 +186,7 @@ class StageSearches:
         """The plan with microbatches in flight within a limit, in bytes, or one that was found within more and fits; None where none does.
 
         Raises:
-            InfeasibleError: one microbatch does not fit. TimeLimitError: the deadline passed.
+            InfeasibleError: one microbatch does not fit. TimeLimitError: the deadline passed. KeyboardInterrupt: Ctrl-C ended the search.
         """
         plans = self._found(known)
         if wider := self._wider(known, in_flight, limit):
@@ -210,6 +210,8 @@ class StageSearches:
                     raise
                 plans[in_flight, limit] = None
             else:
+                if found.interrupted:
+                    raise KeyboardInterrupt
                 schedule = replace(found.schedule, graph=known.graph)
                 plans[in_flight, limit] = replace(found, schedule=schedule, memory=memory(schedule, found.optimizer))
         return plans[in_flight, limit]

@@ -13,11 +13,12 @@ import pytest
 import autopar
 from autopar import zoo
 from autopar.errors import InfeasibleError, TimeLimitError
-from autopar.pipeline import planning, stage_searches
+from autopar.pipeline import planning, solving, stage_searches
 from autopar.pipeline.planning import DraftedPipeline, draft_pipeline
 from autopar.pipeline.request import PipelineRequest
 from autopar.pipeline.stage_searches import StageSearches
 from autopar.search import SearchResult
+from autopar.solvers import INTERRUPTED
 from tests.pipeline.models import capture, machine
 from tests.work import part_of_work
 
@@ -104,3 +105,51 @@ def test_what_no_draft_fits_in_is_planned_among_all_strategies(monkeypatch: pyte
     drafted = draft_pipeline(capture("llama", 4)[2], request(), math.inf)
     assert drafted is not None and drafted.best is None
     assert drafted.finish().times.step < 1.05 * draft().step
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, where: str, last: int) -> list[str]:
+    """Ctrl-C ends this one of the searches, or of the cut's solves, which hands out what it has. The list has all that began."""
+    began, find, solve = list[str](), stage_searches.find_plan, solving.solve_pipeline
+
+    def comes(what: str) -> bool:
+        began.append(what)
+        return what == where and began.count(what) == last
+
+    def search(*given: Any, **options: Any) -> SearchResult:
+        return replace(find(*given, **options), interrupted=comes("search"))
+
+    def cut(*given: Any, **options: Any) -> Any:
+        found = solve(*given, **options)
+        return replace(found, message=INTERRUPTED) if comes("solve") else found
+
+    monkeypatch.setattr(stage_searches, "find_plan", search)
+    monkeypatch.setattr(solving, "solve_pipeline", cut)
+    return began
+
+
+@pytest.mark.parametrize(("where", "last"), [("search", 1), ("search", 2), ("solve", 1)])
+def test_ctrl_c_before_there_is_a_pipeline_ends_all_searches(where: str, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = interrupt(monkeypatch, where, last)
+    with pytest.raises(KeyboardInterrupt):
+        draft_pipeline(capture("llama", 4)[2], request(), math.inf)
+    assert began.count(where) == last and began[-1] == where
+
+
+@pytest.mark.parametrize("where", ["search", "solve"])
+def test_after_ctrl_c_the_draft_is_given(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafted = draft()
+    assert drafted.best is not None and not drafted.interrupted
+    began = interrupt(monkeypatch, where, 1)
+    found = drafted.finish()
+    assert began[-1] == where and began.count(where) == 1
+    assert found.interrupted and found.times == drafted.best.times and found.bound_seconds == drafted.bound_seconds and not found.baselines
+
+
+def test_an_interrupted_draft_is_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first cut was planned. The second solve is for the orders, the third for another cut."""
+    began = interrupt(monkeypatch, "solve", 4)
+    monkeypatch.setattr(planning, "AS_EXPECTED", -1.0)
+    drafted = draft_pipeline(capture("llama", 4)[2], request(), math.inf)
+    assert drafted is not None and drafted.interrupted
+    found, count = drafted.finish(), len(began)
+    assert found.interrupted and found.bound_seconds == drafted.bound_seconds > 0 and len(began) == count

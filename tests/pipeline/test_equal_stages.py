@@ -97,7 +97,7 @@ def test_pins_are_part_of_the_structure() -> None:
 def figures(seconds: float, peak: int, held: int) -> Any:
     """A plan, and what it holds, in the place of its schedule."""
     schedule = SimpleNamespace(once=lambda question: held)
-    return SimpleNamespace(seconds=seconds, schedule=schedule, memory=SimpleNamespace(peak=peak), optimizer="adamw")
+    return SimpleNamespace(seconds=seconds, schedule=schedule, memory=SimpleNamespace(peak=peak), optimizer="adamw", interrupted=False)
 
 
 def finds(plans: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> list[int]:
