@@ -23,7 +23,7 @@ from autopar.graph import Graph
 from autopar.pipeline.baselines import PipelineBaseline, PipelineBaselines
 from autopar.pipeline.clock import StageCosts, measure_stage, time_pipeline
 from autopar.pipeline.crossing import crossing_pins, crossing_specs, stage_pins, tied_pins, transfer_seconds
-from autopar.pipeline.cutting import STAGE_AXIS, Stages, cut_graph, stage_mesh
+from autopar.pipeline.cutting import STAGE_AXIS, Stages, cut_graph, find_units, stage_mesh
 from autopar.pipeline.layer_tables import LayerTables, least_modes, measure_layers
 from autopar.pipeline.order_search import choose_order
 from autopar.pipeline.orders import in_flight_of
@@ -153,6 +153,7 @@ class _Planner:
 
     def draft(self, least: float) -> DraftedPipeline | None:
         """The fastest pipeline with the whole graph's strategies; None where none at all takes less than ``least`` seconds."""
+        self._check_cut()
         self.searches = replace(self.searches, has_plan=least < math.inf)
         many = self.graph.accumulated(replace(self.graph.accumulation, microbatches=MANY, cut=()))
         whole = replace(self.searches, recompute=False, skip=UNNEEDED_PHASES).plan(many, self.asked.pins, 1, UNLIMITED)
@@ -160,15 +161,20 @@ class _Planner:
         tables = measure_layers(whole.schedule, self.asked.optimizer)
         if not self.asked.recompute:
             tables = LayerTables(tables.units, tuple(modes[:1] for modes in tables.modes))
-        if len(tables.units) < self.asked.count:
-            some = ", ".join(tables.units[:5])
-            message = f"{self.asked.count} stages are asked for, and the model can be cut into {len(tables.units)} units: {some}"
-            raise UsageError(message, f"take fewer stages ({STAGE_AXIS}{', or fewer a rank in --order' * (self.asked.chunks > 1)})")
         if least < math.inf and self.bound(whole, least, split=self.asked.order in ("auto", "zero-bubble")) >= least:
             return None
         best, tables = self._cut_and_plan(replace(self.searches, drafts=True), tables, whole.schedule)
         bound = 0.0 if best is None else self.bound(whole, best.times.step, split=best.split)
         return DraftedPipeline(self, best, whole, tables, bound)
+
+    def _check_cut(self) -> None:
+        """Raises UsageError: more stages than units, or a cut that the graph does not allow."""
+        units = list(find_units(self.graph))
+        if len(units) < self.asked.count:
+            some = ", ".join(units[:5])
+            message = f"{self.asked.count} stages are asked for, and the model can be cut into {len(units)} units: {some}"
+            raise UsageError(message, f"take fewer stages ({STAGE_AXIS}{', or fewer a rank in --order' * (self.asked.chunks > 1)})")
+        cut_graph(self.graph, self.asked.cut or ())
 
     def finish(self, drafted: DraftedPipeline) -> PipelineResult:
         """The fastest pipeline with any strategies, or by hand."""
@@ -273,11 +279,6 @@ class _Planner:
     def _choose_cut(self, tables: LayerTables) -> tuple[str, ...]:
         """The first module of each stage but the first."""
         if self.asked.cut is not None:
-            stages = cut_graph(self.graph, self.asked.cut)
-            if len(stages.graphs) != self.asked.count:
-                each = f" with {self.asked.chunks} stages each" if self.asked.chunks > 1 else ""
-                message = f"{len(stages.graphs)} stages are named, {STAGE_AXIS} is {self.asked.positions}{each}"
-                raise UsageError(message, "name the first module of each stage but the first")
             return self.asked.cut
         limit = float(self.asked.memory_limit)
         problem = PipelineProblem(tables.modes, self.asked.positions, self.microbatches, self.asked.chunks, limit=limit)

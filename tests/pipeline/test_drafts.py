@@ -12,7 +12,8 @@ import pytest
 
 import autopar
 from autopar import zoo
-from autopar.errors import InfeasibleError, TimeLimitError
+from autopar.errors import InfeasibleError, TimeLimitError, UsageError
+from autopar.graph import GraphOutput
 from autopar.pipeline import planning, solving, stage_searches
 from autopar.pipeline.planning import DraftedPipeline, draft_pipeline
 from autopar.pipeline.request import PipelineRequest
@@ -153,3 +154,27 @@ def test_an_interrupted_draft_is_not_finished(monkeypatch: pytest.MonkeyPatch) -
     assert drafted is not None and drafted.interrupted
     found, count = drafted.finish(), len(began)
     assert found.interrupted and found.bound_seconds == drafted.bound_seconds > 0 and len(began) == count
+
+
+@pytest.mark.parametrize(
+    ("mesh", "cut", "said"),
+    [
+        ("pp=8", None, "8 stages are asked for, and the model can be cut into 7 units: tokens"),
+        ("pp=2", ("layers.7",), "cannot begin with layers.7"),
+        ("pp=3", ("layers.2", "layers.1"), "does not run after layers.2"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_before_anything_is_searched(
+    mesh: str, cut: tuple[str, ...] | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_searches, "find_plan", lambda *_, **__: pytest.fail("a search began"))
+    with pytest.raises(UsageError, match=said):
+        draft_pipeline(capture("llama", 4)[2], PipelineRequest(machine(mesh), 1 << 40, cut=cut), math.inf)
+
+
+def test_a_model_that_returns_more_than_the_loss_is_refused_before_anything_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_searches, "find_plan", lambda *_, **__: pytest.fail("a search began"))
+    graph = capture("llama", 4)[2]
+    more = replace(graph, outputs=(*graph.outputs, GraphOutput(graph.ops[3].outputs[0], "output", "logits")))
+    with pytest.raises(UsageError, match="the output logits stands beside the loss"):
+        draft_pipeline(more, request(), math.inf)
