@@ -45,7 +45,7 @@ class _Structure:
     Args:
         graph, pins: those that are searched, in their own names.
         shared: by microbatches in flight.
-        found: plans by microbatches in flight and limit in bytes. None: nothing fits.
+        found: plans by microbatches in flight and limit in bytes. None: nothing was found, since nothing fits or time or work ended.
         drafts: the same of searches among the whole plan's strategies alone.
     """
 
@@ -105,14 +105,17 @@ class StageSearches:
         return self._in_names(min(self._fitting(known, count, room), key=lambda one: one.seconds), graph)
 
     def _most_in_flight(self, known: _Structure, in_flight: int, room: int) -> int:
-        """The most microbatches, up to these, with a plan that fits: by bisection; after the deadline among plans that are known."""
+        """The most microbatches, up to these, for which a plan was found that fits: by bisection; after the deadline among known plans.
+
+        A count for which nothing was found is not searched again in as little room or less, and no larger one is.
+        """
         fits = max(count for count in range(1, in_flight + 1) if self._fitting(known, count, room))
-        fails = min((count for (count, more), one in self._found(known).items() if one is None and more >= room), default=in_flight + 1)
-        count = min(in_flight, fails - 1)
+        missed = min((count for (count, more), one in self._found(known).items() if one is None and more >= room), default=in_flight + 1)
+        count = min(in_flight, missed - 1)
         while count > fits:
             self._serve(known, count, room)
-            fits, fails = (count, fails) if self._fitting(known, count, room) else (fits, count)
-            count = fits if self.is_late else (fits + fails) // 2
+            fits, missed = (count, missed) if self._fitting(known, count, room) else (fits, count)
+            count = fits if self.is_late else (fits + missed) // 2
         return fits
 
     def _fitting(self, known: _Structure, in_flight: int, room: int) -> list[SearchResult]:
@@ -183,7 +186,7 @@ class StageSearches:
         return found.memory.peak + (in_flight - 1) * found.schedule.once(held_between_halves)
 
     def _search(self, known: _Structure, in_flight: int, limit: int) -> SearchResult | None:
-        """The plan with microbatches in flight within a limit, in bytes, or one that was found within more and fits; None where none does.
+        """The plan with microbatches in flight within a limit, in bytes, or one found within more that fits; None where none was found.
 
         Raises:
             InfeasibleError: one microbatch does not fit. TimeLimitError: the deadline passed. KeyboardInterrupt: Ctrl-C ended the search.
