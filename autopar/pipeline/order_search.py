@@ -31,7 +31,7 @@ def choose_order(
     """
     if name in ("gpipe", "1f1b"):
         return read_order(write_lines(name, len(costs), microbatches))
-    positions, split = stages.positions or len(costs), name == "zero-bubble"
+    positions, split = stages.positions, name == "zero-bubble"
     modes = tuple((Mode(one.forward, one.backward, one.weights, float(one.most_held), rest),)
                   for one, rest in zip(costs, _rest_of(costs, positions), strict=True))  # fmt: skip
     problem = PipelineProblem(

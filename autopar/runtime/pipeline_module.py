@@ -311,7 +311,7 @@ def whole_mesh(plan: PipelinePlan) -> Mesh:
 
 def check_trains(replayed: ReplayedPipeline) -> None:
     """Raises UsageError: nothing trains in the stages of some rank."""
-    for position in range(replayed.stages.positions or len(replayed.schedules)):
+    for position in range(replayed.stages.positions):
         mine = replayed.stages.at(position)
         if not any(replayed.schedules[stage].graph.stepped for stage in mine):
             where_none = " and ".join(f"stage {stage}" for stage in mine)
