@@ -147,7 +147,7 @@ class _Planner:
     def __init__(self, graph: Graph, asked: PipelineRequest) -> None:
         self.graph, self.asked, self.machine = graph, asked, asked.stage_machine
         self.microbatches = graph.microbatches
-        deadline = None if asked.deadline is None else (perf_counter() + asked.deadline) / 2
+        deadline = (perf_counter() + asked.deadline) / 2
         self.searches = StageSearches(self.machine, asked.optimizer, asked.recompute, asked.effort, asked.seed, deadline, asked.progress)
         """Those of the whole graph have half of the time, those of stages all that is left."""
 
@@ -245,8 +245,7 @@ class _Planner:
         asked = self.asked
         return PipelineBaselines(
             self.graph, asked.machine, self.machine, asked.optimizer, asked.memory_limit, asked.chunks, pins=asked.pins,
-            recompute=asked.recompute,
-            deadline=math.inf if asked.deadline is None else asked.deadline,
+            recompute=asked.recompute, deadline=asked.deadline,
         )  # fmt: skip
 
     def _adopt(self, made: PipelineBaseline) -> PipelineResult:

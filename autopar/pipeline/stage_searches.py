@@ -31,8 +31,8 @@ Llama-3-70B on 8 stages in 40 GiB takes 4.28 s a step with it and with 0.01. The
 """
 STAGE_EFFORT = 0.2
 """Share of a search's work for one plan of a stage. A stage of 70B in 40 GiB takes 2.16 s with it, 2.12 with 0.25, 2.14 with all."""
-LONGEST_SECONDS, LEAST_SECONDS = 3600.0, 5.0
-"""Seconds that a search has where there is no deadline; and where it has passed and no plan is known yet."""
+LEAST_SECONDS = 5.0
+"""Seconds that a search has where the deadline has passed and no plan is known yet."""
 
 
 _Found = dict[tuple[int, int], SearchResult | None]
@@ -62,7 +62,7 @@ class StageSearches:
 
     Args:
         recompute, optimizer, effort, seed, progress: see ``find_plan``.
-        deadline: when the searches end, of ``perf_counter``; None for no end.
+        deadline: when the searches end, of ``perf_counter``.
         has_plan: whether another plan is known, so that nothing is searched after the deadline.
         whole: the plan of the graph that was cut. Searches begin with its strategies. On 70B a stage of nine layers takes 5 % less so.
         drafts: whether only its strategies are searched.
@@ -74,7 +74,7 @@ class StageSearches:
     recompute: bool
     effort: Effort
     seed: int
-    deadline: float | None
+    deadline: float
     progress: Progress | None
     has_plan: bool = False
     whole: SearchResult | None = None
@@ -222,11 +222,11 @@ class StageSearches:
     @property
     def is_late(self) -> bool:
         """Whether the deadline passed."""
-        return self.deadline is not None and perf_counter() > self.deadline
+        return perf_counter() > self.deadline
 
     def _time_left(self) -> float:
         """Wall-clock seconds of a search. Raises TimeLimitError: the deadline passed, and another plan is known."""
-        left = LONGEST_SECONDS if self.deadline is None else self.deadline - perf_counter()
+        left = self.deadline - perf_counter()
         if self.has_plan and left <= 0:
             raise TimeLimitError("the time for stages was used up", "allow more time (--time-limit)")
         return left if self.has_plan else max(left, LEAST_SECONDS)
