@@ -183,7 +183,7 @@ class _Planner:
         written = dict[str, PipelineBaseline]()
         try:
             if best is None or not best.interrupted:
-                written = self._baselines().find()
+                written = PipelineBaselines(self.graph, self.asked).find()
         except KeyboardInterrupt:
             if best is None:
                 raise
@@ -240,13 +240,6 @@ class _Planner:
                 break
             tables = _scaled(tables, made, factors)
         return best, tables
-
-    def _baselines(self) -> PipelineBaselines:
-        asked = self.asked
-        return PipelineBaselines(
-            self.graph, asked.machine, self.machine, asked.optimizer, asked.memory_limit, asked.chunks, pins=asked.pins,
-            recompute=asked.recompute, deadline=asked.deadline,
-        )  # fmt: skip
 
     def _adopt(self, made: PipelineBaseline) -> PipelineResult:
         """A pipeline by hand as a result."""
