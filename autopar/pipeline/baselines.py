@@ -17,17 +17,18 @@ in each half of each microbatch: ``NAME_always``, after torchtitan's ``reshard_a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
+from typing import TypeVar
 
 from autopar.cost_models import Machine
 from autopar.effort import unlimited
 from autopar.errors import UsageError
 from autopar.graph import Graph, layer_of
 from autopar.pipeline.clock import PipelineTimes, StageCosts, measure_stage, time_pipeline
-from autopar.pipeline.crossing import crossing_pins, crossing_specs, stage_pins, tied_pins, transfer_seconds
+from autopar.pipeline.crossing import crossing_specs, join_pins, transfer_seconds
 from autopar.pipeline.cutting import Stages, cut_graph, find_units
 from autopar.pipeline.equal_stages import schedule_for, structure_of
 from autopar.pipeline.orders import interleave, write_lines
@@ -45,6 +46,9 @@ from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
 from autopar.sharding import ShardingSpec
 
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
 TRIES = 6
 """Limits of a stage's schedule that are tried."""
 
@@ -56,7 +60,6 @@ class PipelineBaseline:
     Args:
         plans: of each stage; equal stages share one, in the names of the first of them.
         lists: what each runs, in the plan's names: what is done once a step stands behind what is sent.
-        peaks: bytes at the peak of a rank of each stage.
         fits: whether each is within the memory limit.
     """
 
@@ -68,8 +71,12 @@ class PipelineBaseline:
     order: tuple[Action, ...]
     times: PipelineTimes
     transfer_seconds: float
-    peaks: tuple[int, ...]
     fits: bool
+
+    @property
+    def peaks(self) -> tuple[int, ...]:
+        """Bytes at the peak of a rank of each stage."""
+        return self.times.peaks
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
@@ -133,6 +140,12 @@ def _styles(machine: Machine) -> dict[str, _Style]:
         if len(axes) > 1:
             found["torchtitan"] = _Style(sequence, axes[:-1])
     return found
+
+
+def _once_each(function: Callable[[Item], Made], items: Sequence[Item]) -> list[Made]:
+    """What a function makes of each item. It is called once for those that are one object."""
+    known = {number: function(item) for number, item in {id(item): item for item in items}.items()}
+    return [known[id(item)] for item in items]
 
 
 class PipelineBaselines:
@@ -205,8 +218,7 @@ class PipelineBaselines:
         """Each stage by the recipe; none where it does not apply to one of them."""
         found, known, before = list[_WrittenStage](), dict[str, _WrittenStage](), list[Mapping[str, ShardingSpec]]()
         for graph in stages.graphs:
-            pins = stage_pins(graph, self.graph, self.stage_machine.mesh, self.asked.pins) | crossing_pins(graph, specs)
-            pins |= tied_pins(graph, stages, before, self.sizes)
+            pins = join_pins(graph, self.graph, self.stage_machine.mesh, self.asked.pins, specs, stages, before)
             key = structure_of(graph, pins)
             if key not in known:
                 space = self._space(graph, pins)
@@ -224,29 +236,24 @@ class PipelineBaselines:
 
     def _schedule(self, written: Sequence[_WrittenStage], policy: str) -> list[ScheduledPlan]:
         """The plan of each stage."""
-        known = dict[int, ScheduledPlan]()
-        for stage in written:
-            if id(stage) not in known:
-                made = stage.assignments[policy]
-                sample = Sample(1.0, stage.graph, made)
-                search = LimitSearch(made, (sample,), self.stage_machine, self.asked.optimizer, self.asked.memory_limit)
-                known[id(stage)] = search.run(None, TRIES, improve=False)
-        return [known[id(stage)] for stage in written]
+
+        def schedule(stage: _WrittenStage) -> ScheduledPlan:
+            made = stage.assignments[policy]
+            sample = Sample(1.0, stage.graph, made)
+            search = LimitSearch(made, (sample,), self.stage_machine, self.asked.optimizer, self.asked.memory_limit)
+            return search.run(None, TRIES, improve=False)
+
+        return _once_each(schedule, written)
 
     def _price(self, stages: Stages, cut: tuple[str, ...], plans: Sequence[ScheduledPlan], transfer: float) -> PipelineBaseline:
-        lists = {id(plan): defer_once(run_passes(plan.schedule, ENDING)) for plan in plans}
-        measured = {number: measure_stage(schedule, self.asked.optimizer) for number, schedule in lists.items()}
-        costs = [measured[id(plan)] for plan in plans]
+        lists = _once_each(lambda plan: defer_once(run_passes(plan.schedule, ENDING)), plans)
+        costs = _once_each(lambda schedule: measure_stage(schedule, self.asked.optimizer), lists)
         times = time_pipeline(stages, costs, self.order, transfer)
         fits = max(times.peaks) <= self.asked.memory_limit
-        used = tuple(lists[id(plan)] for plan in plans)
-        return PipelineBaseline(stages, cut, tuple(plans), used, tuple(costs), self.order, times, transfer, times.peaks, fits)
+        return PipelineBaseline(stages, cut, tuple(plans), tuple(lists), tuple(costs), self.order, times, transfer, fits)
 
     def _improve(self, made: PipelineBaseline) -> PipelineBaseline:
         """The pipeline after local search over the order of each stage, within the memory that it holds."""
-        known = dict[int, ScheduledPlan]()
-        for plan in made.plans:
-            if id(plan) not in known:
-                known[id(plan)] = improve_plan(plan, self.asked.optimizer, plan.memory.peak, unlimited())
-        found = self._price(made.stages, made.cut, [known[id(plan)] for plan in made.plans], made.transfer_seconds)
+        plans = _once_each(lambda plan: improve_plan(plan, self.asked.optimizer, plan.memory.peak, unlimited()), made.plans)
+        found = self._price(made.stages, made.cut, plans, made.transfer_seconds)
         return found if found.fits and found.times.step < made.times.step else made

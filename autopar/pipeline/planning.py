@@ -22,7 +22,7 @@ from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph
 from autopar.pipeline.baselines import PipelineBaseline, PipelineBaselines
 from autopar.pipeline.clock import StageCosts, measure_stage, time_pipeline
-from autopar.pipeline.crossing import crossing_pins, crossing_specs, stage_pins, tied_pins, transfer_seconds
+from autopar.pipeline.crossing import crossing_specs, join_pins, transfer_seconds
 from autopar.pipeline.cutting import STAGE_AXIS, Stages, cut_graph, find_units, stage_mesh
 from autopar.pipeline.layer_tables import LayerTables, least_modes, measure_layers
 from autopar.pipeline.order_search import choose_order
@@ -318,8 +318,7 @@ class _Planner:
         found = list[SearchResult]()
         for stage, (graph, limit) in enumerate(zip(stages.graphs, limits, strict=True)):
             before = [one.schedule.specs for one in found]
-            pins = stage_pins(graph, self.graph, self.machine.mesh, self.asked.pins) | crossing_pins(graph, specs)
-            pins |= tied_pins(graph, stages, before, self.machine.mesh.sizes)
+            pins = join_pins(graph, self.graph, self.machine.mesh, self.asked.pins, specs, stages, before)
             found.append(searches.plan(graph, pins, self._in_flight(stages, stage), limit))
         return found
 
