@@ -50,7 +50,7 @@ UNNEEDED_PHASES = frozenset({"limit search", "final local search"})
 """Phases that a plan of the whole graph does without, since it is not run: drafts are the same, in a fifth of the CPU seconds less."""
 SHORTEST_SECONDS = 1e-12
 """Seconds that a stage is taken to be expected to take, at least: some have nothing but views."""
-SOLVE_SECONDS = 3.0
+CUT_WORK = 3.0
 """Work of the pipeline's solver for one cut, in units of about one CPU second."""
 APART_GAIN = 0.05
 """Share by which gradients of weights apart must make a step shorter to be taken unasked: microbatches hold more then, and predicted steps
@@ -274,10 +274,10 @@ class _Planner:
             return self.asked.cut
         limit = float(self.asked.memory_limit)
         problem = PipelineProblem(tables.modes, self.asked.positions, self.microbatches, self.asked.chunks, limit=limit)
-        solution = solve(problem, SOLVE_SECONDS)
+        solution = solve(problem, CUT_WORK)
         if solution.plan is None:
             problem = replace(problem, limit=None)
-            solution = solve(problem, SOLVE_SECONDS)
+            solution = solve(problem, CUT_WORK)
         assert solution.plan is not None
         ends, cut = 0, list[str]()
         for layers in solution.plan.cut[:-1]:
