@@ -147,7 +147,7 @@ def test_after_ctrl_c_the_draft_is_given(where: str, monkeypatch: pytest.MonkeyP
 
 
 def test_an_interrupted_draft_is_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first cut was planned. The second solve is for the orders, the third for another cut."""
+    """Its first cut was planned: the second and third solves are for its orders, the fourth for another cut."""
     began = interrupt(monkeypatch, "solve", 4)
     monkeypatch.setattr(planning, "AS_EXPECTED", -1.0)
     drafted = draft_pipeline(capture("llama", 4)[2], request(), math.inf)
