@@ -189,7 +189,7 @@ def plan_pipeline(
 
     Raises:
         UsageError: a mesh without ``pp`` outermost, more stages than modules, a cut or a model that cannot be pipelined. Others as of
-            ``plan``.
+            ``plan``, and KeyboardInterrupt too.
     """
     options = PlanOptions(
         hardware=resolve_hardware(hardware), mesh=read_mesh(mesh), devices=devices, compute_dtype=compute_dtype, optimizer=optimizer,

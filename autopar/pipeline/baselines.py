@@ -17,20 +17,22 @@ in each half of each microbatch: ``NAME_always``, after torchtitan's ``reshard_a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
+from typing import TypeVar
 
 from autopar.cost_models import Machine
 from autopar.effort import unlimited
 from autopar.errors import UsageError
 from autopar.graph import Graph, layer_of
 from autopar.pipeline.clock import PipelineTimes, StageCosts, measure_stage, time_pipeline
-from autopar.pipeline.crossing import crossing_pins, crossing_specs, stage_pins, tied_pins, transfer_seconds
+from autopar.pipeline.crossing import crossing_specs, join_pins, transfer_seconds
 from autopar.pipeline.cutting import Stages, cut_graph, find_units
 from autopar.pipeline.equal_stages import schedule_for, structure_of
 from autopar.pipeline.orders import interleave, write_lines
+from autopar.pipeline.request import PipelineRequest
 from autopar.pipeline.timetable import Action, merge_queues, read_order
 from autopar.schedule import Assignment, Schedule
 from autopar.schedule.limit_search import LimitSearch, improve_plan
@@ -44,6 +46,9 @@ from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
 from autopar.sharding import ShardingSpec
 
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
 TRIES = 6
 """Limits of a stage's schedule that are tried."""
 
@@ -55,7 +60,6 @@ class PipelineBaseline:
     Args:
         plans: of each stage; equal stages share one, in the names of the first of them.
         lists: what each runs, in the plan's names: what is done once a step stands behind what is sent.
-        peaks: bytes at the peak of a rank of each stage.
         fits: whether each is within the memory limit.
     """
 
@@ -67,8 +71,12 @@ class PipelineBaseline:
     order: tuple[Action, ...]
     times: PipelineTimes
     transfer_seconds: float
-    peaks: tuple[int, ...]
     fits: bool
+
+    @property
+    def peaks(self) -> tuple[int, ...]:
+        """Bytes at the peak of a rank of each stage."""
+        return self.times.peaks
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
@@ -134,47 +142,44 @@ def _styles(machine: Machine) -> dict[str, _Style]:
     return found
 
 
+def _once_each(function: Callable[[Item], Made], items: Sequence[Item]) -> list[Made]:
+    """What a function makes of each item. It is called once for those that are one object."""
+    known = {number: function(item) for number, item in {id(item): item for item in items}.items()}
+    return [known[id(item)] for item in items]
+
+
 class PipelineBaselines:
     """The pipelines by hand of one graph.
 
     Args:
-        machine: of all ranks; the outermost axis is ``pp``.
-        stage_machine: the ranks of one stage.
-        chunks: stages of each rank: with more than one, in Megatron-LM's interleaved order.
-        pins: the user's, on the whole graph.
-        recompute: whether operators may run a second time in backward.
-        deadline: of ``perf_counter``; no further ones are written after it.
+        asked: with several stages of each rank, these are in Megatron-LM's interleaved order. None is written after the deadline.
     """
 
-    def __init__(
-        self, graph: Graph, machine: Machine, stage_machine: Machine, optimizer: str, memory_limit: int, chunks: int = 1, *,
-        pins: Mapping[str, str], recompute: bool, deadline: float,
-    ) -> None:  # fmt: skip
-        self.graph, self.machine, self.stage_machine, self.optimizer = graph, machine, stage_machine, optimizer
-        self.memory_limit, self.pins, self.recompute, self.deadline = memory_limit, pins, recompute, deadline
-        self.positions, self.chunks, self.sizes = machine.mesh.sizes[0], chunks, stage_machine.mesh.sizes
+    def __init__(self, graph: Graph, asked: PipelineRequest) -> None:
+        self.graph, self.asked, self.stage_machine = graph, asked, asked.stage_machine
+        self.sizes = self.stage_machine.mesh.sizes
 
     @cached_property
     def order(self) -> tuple[Action, ...]:
         """The timetable."""
         count = self.graph.microbatches
-        if self.chunks == 1:
-            return read_order(write_lines("1f1b", self.positions, count))
-        return merge_queues(interleave(self.positions, self.chunks, count))
+        if self.asked.chunks == 1:
+            return read_order(write_lines("1f1b", self.asked.positions, count))
+        return merge_queues(interleave(self.asked.positions, self.asked.chunks, count))
 
     def find(self) -> dict[str, PipelineBaseline]:
         """By name, with the policy (``NAME+POLICY``) where stages recompute. What cannot be written by hand is left out.
 
         The fastest that fits gets local search over its order as well.
         """
-        cut, found = count_evenly(self.graph, self.positions * self.chunks), dict[str, PipelineBaseline]()
+        cut, found = count_evenly(self.graph, self.asked.count), dict[str, PipelineBaseline]()
         if cut is None:
             return found
         try:
-            stages = cut_graph(self.graph, cut, self.positions)
+            stages = cut_graph(self.graph, cut, self.asked.positions)
         except UsageError:  # a tied weight whose gradients this cut does not take apart
             return found
-        space = self._space(self.graph, self.pins)
+        space = self._space(self.graph, self.asked.pins)
         for name, style in _styles(self.stage_machine).items():
             walk = SpecPropagation(space, style.recipe)
             if self._is_late or not walk.is_applicable:
@@ -194,8 +199,8 @@ class PipelineBaselines:
     ) -> None:  # fmt: skip
         """Adds a style, and its recomputing forms as far as they are needed and may be faster than what fits."""
         written = self._write_stages(stages, specs, style)
-        transfer = transfer_seconds(self.machine, stages, self.graph, specs)
-        for policy in ("", *(POLICIES if self.recompute else ())) if written else ():
+        transfer = transfer_seconds(self.asked.machine, stages, self.graph, specs)
+        for policy in ("", *(POLICIES if self.asked.recompute else ())) if written else ():
             plans = self._schedule(written, policy)
             made = found[f"{name}+{policy}" if policy else name] = self._price(stages, cut, plans, transfer)
             least = min((one.times.step for one in found.values() if one.fits), default=math.inf)
@@ -204,17 +209,16 @@ class PipelineBaselines:
 
     @property
     def _is_late(self) -> bool:
-        return perf_counter() > self.deadline
+        return perf_counter() > self.asked.deadline
 
     def _space(self, graph: Graph, pins: Mapping[str, str]) -> Space:
-        return Space(graph, self.stage_machine, self.optimizer, resolve_pins(graph, self.stage_machine.mesh, pins))
+        return Space(graph, self.stage_machine, self.asked.optimizer, resolve_pins(graph, self.stage_machine.mesh, pins))
 
     def _write_stages(self, stages: Stages, specs: Mapping[str, ShardingSpec], style: _Style) -> list[_WrittenStage]:
         """Each stage by the recipe; none where it does not apply to one of them."""
         found, known, before = list[_WrittenStage](), dict[str, _WrittenStage](), list[Mapping[str, ShardingSpec]]()
         for graph in stages.graphs:
-            pins = stage_pins(graph, self.graph, self.stage_machine.mesh, self.pins) | crossing_pins(graph, specs)
-            pins |= tied_pins(graph, stages, before, self.sizes)
+            pins = join_pins(graph, self.graph, self.stage_machine.mesh, self.asked.pins, specs, stages, before)
             key = structure_of(graph, pins)
             if key not in known:
                 space = self._space(graph, pins)
@@ -223,7 +227,7 @@ class PipelineBaselines:
                     return []
                 walked = walk.run()
                 made = store_split(graph, walked, space, style.stored_axes, once=style.once) if style.stored_axes else walked
-                policies = dict(apply_policies(graph, made, self.stage_machine)) if self.recompute else {}
+                policies = dict(apply_policies(graph, made, self.stage_machine)) if self.asked.recompute else {}
                 assignments = {policy: policies.get(policy, made) for policy in ("", *POLICIES)}
                 known[key] = _WrittenStage(graph, assignments, tuple(walked.inputs[item.tensor] for item in graph.inputs))
             found.append(known[key])
@@ -232,29 +236,24 @@ class PipelineBaselines:
 
     def _schedule(self, written: Sequence[_WrittenStage], policy: str) -> list[ScheduledPlan]:
         """The plan of each stage."""
-        known = dict[int, ScheduledPlan]()
-        for stage in written:
-            if id(stage) not in known:
-                made = stage.assignments[policy]
-                sample = Sample(1.0, stage.graph, made)
-                search = LimitSearch(made, (sample,), self.stage_machine, self.optimizer, self.memory_limit)
-                known[id(stage)] = search.run(None, TRIES, improve=False)
-        return [known[id(stage)] for stage in written]
+
+        def schedule(stage: _WrittenStage) -> ScheduledPlan:
+            made = stage.assignments[policy]
+            sample = Sample(1.0, stage.graph, made)
+            search = LimitSearch(made, (sample,), self.stage_machine, self.asked.optimizer, self.asked.memory_limit)
+            return search.run(None, TRIES, improve=False)
+
+        return _once_each(schedule, written)
 
     def _price(self, stages: Stages, cut: tuple[str, ...], plans: Sequence[ScheduledPlan], transfer: float) -> PipelineBaseline:
-        lists = {id(plan): defer_once(run_passes(plan.schedule, ENDING)) for plan in plans}
-        measured = {number: measure_stage(schedule, self.optimizer) for number, schedule in lists.items()}
-        costs = [measured[id(plan)] for plan in plans]
+        lists = _once_each(lambda plan: defer_once(run_passes(plan.schedule, ENDING)), plans)
+        costs = _once_each(lambda schedule: measure_stage(schedule, self.asked.optimizer), lists)
         times = time_pipeline(stages, costs, self.order, transfer)
-        fits = max(times.peaks) <= self.memory_limit
-        used = tuple(lists[id(plan)] for plan in plans)
-        return PipelineBaseline(stages, cut, tuple(plans), used, tuple(costs), self.order, times, transfer, times.peaks, fits)
+        fits = max(times.peaks) <= self.asked.memory_limit
+        return PipelineBaseline(stages, cut, tuple(plans), tuple(lists), tuple(costs), self.order, times, transfer, fits)
 
     def _improve(self, made: PipelineBaseline) -> PipelineBaseline:
         """The pipeline after local search over the order of each stage, within the memory that it holds."""
-        known = dict[int, ScheduledPlan]()
-        for plan in made.plans:
-            if id(plan) not in known:
-                known[id(plan)] = improve_plan(plan, self.optimizer, plan.memory.peak, unlimited())
-        found = self._price(made.stages, made.cut, [known[id(plan)] for plan in made.plans], made.transfer_seconds)
+        plans = _once_each(lambda plan: improve_plan(plan, self.asked.optimizer, plan.memory.peak, unlimited()), made.plans)
+        found = self._price(made.stages, made.cut, plans, made.transfer_seconds)
         return found if found.fits and found.times.step < made.times.step else made

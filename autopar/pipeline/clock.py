@@ -124,7 +124,7 @@ def rest_bytes(schedule: Schedule, optimizer: str) -> int:
 def recorded_stages(plan: PipelinePlan) -> Stages:
     """What crosses between a file's stages, and where they run, without their graphs."""
     boundaries = tuple(Boundary(row.tensor, row.from_stage, row.to_stage) for row in plan.boundaries)
-    return Stages((), boundaries, positions=plan.positions)
+    return Stages((), boundaries, plan.positions)
 
 
 def recorded_order(plan: PipelinePlan) -> tuple[Action, ...]:

@@ -78,6 +78,14 @@ def tied_pins(graph: Graph, stages: Stages, before: Sequence[Mapping[str, Shardi
     return pins
 
 
+def join_pins(
+    graph: Graph, whole: Graph, mesh: Mesh, pins: Mapping[str, str], specs: Mapping[str, ShardingSpec], stages: Stages,
+    before: Sequence[Mapping[str, ShardingSpec]],
+) -> dict[str, str]:  # fmt: skip
+    """All pins of a stage's graph. Arguments are those of ``stage_pins``, ``crossing_pins`` and ``tied_pins``, of which the last win."""
+    return stage_pins(graph, whole, mesh, pins) | crossing_pins(graph, specs) | tied_pins(graph, stages, before, mesh.sizes)
+
+
 def transfer_seconds(machine: Machine, stages: Stages, graph: Graph, specs: Mapping[str, ShardingSpec]) -> float:
     """Seconds of the largest value that crosses, on one rank.
 

@@ -59,22 +59,22 @@ class Stages:
     Args:
         graphs: of each stage, with the names of the whole graph. What it receives in forward are inputs, in backward tangents.
         boundaries: what crosses, in order of the sending stage, then of making.
+        positions: ranks along the axis of stages. Stage s is at position s mod ``positions``.
         tied: the parameters, by tensor name, that several stages hold, with these.
-        positions: ranks along the axis of stages. Stage s is at position s mod ``positions``. None: each stage has one of its own.
     """
 
     graphs: tuple[Graph, ...]
     boundaries: tuple[Boundary, ...]
+    positions: int
     tied: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    positions: int | None = None
 
     def position(self, stage: int) -> int:
         """Where along the axis of stages a stage runs."""
-        return stage if self.positions is None else stage % self.positions
+        return stage % self.positions
 
     def at(self, position: int) -> range:
         """The stages that run at a position."""
-        return range(position, len(self.graphs), len(self.graphs) if self.positions is None else self.positions)
+        return range(position, len(self.graphs), self.positions)
 
     def sent(self, stage: int, half: str) -> tuple[Boundary, ...]:
         """What a stage sends at the end of a half; nothing for another part."""
@@ -107,14 +107,14 @@ def cut_graph(graph: Graph, cut: Sequence[str], positions: int | None = None) ->
 
     Args:
         cut: the first module of each stage but the first, in order.
-        positions: see ``Stages``.
+        positions: see ``Stages``; default: one for each stage.
 
     Raises:
         UsageError: a module that the graph has not, or that stands before the one ahead of it; a graph that cannot be cut: without a scalar
             loss, with gradients of inputs, with buffers that change; a tied weight whose gradients cannot be taken apart.
     """
     _check(graph)
-    return replace(_Cutter(graph, _starts(graph, cut)).stages(), positions=positions)
+    return _Cutter(graph, _starts(graph, cut)).stages(positions or len(cut) + 1)
 
 
 def _check(graph: Graph) -> None:
@@ -176,7 +176,7 @@ class _Cutter:
         self._place_forward()
         self._place_backward()
 
-    def stages(self) -> Stages:
+    def stages(self, positions: int) -> Stages:
         rows = [self._ops_of(stage) for stage in range(self.count)]
         crossing = {stage: self._crossing(stage, ops) for stage, ops in enumerate(rows)}
         boundaries = tuple(
@@ -187,7 +187,7 @@ class _Cutter:
             if maker == source
         )
         graphs = tuple(self._graph(stage, ops, boundaries) for stage, ops in enumerate(rows))
-        return Stages(graphs, boundaries, self.tied)
+        return Stages(graphs, boundaries, positions, self.tied)
 
     def _place_forward(self) -> None:
         for index, op in enumerate(self.graph.ops):

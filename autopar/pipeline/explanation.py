@@ -108,20 +108,18 @@ def _explain_cut(plan: PipelinePlan) -> Iterator[str]:
             yield f"{where}: about {_ms(moved.seconds)} ({100 * (moved.seconds / step - 1):+.1f} %)"
 
 
-def find_stage_needs(
-    costs: Sequence[StageCosts], microbatches: int, transfer: float, positions: int | None = None
-) -> list[StageNeeds]:  # fmt: skip
+def find_stage_needs(costs: Sequence[StageCosts], microbatches: int, transfer: float, positions: int) -> list[StageNeeds]:
     """What each stage needs of a step, in any order. Gradients of weights that are apart may all stand behind its last backward.
 
     Later stages of the same rank begin behind it, and end before it.
 
     Args:
         transfer: seconds of what crosses.
-        positions: ranks along the axis of stages; None for one stage each.
+        positions: ranks along the axis of stages.
     """
     found, before, after = list[StageNeeds](), 0.0, 0.0
     for stage, cost in enumerate(costs):
-        mine = costs[stage :: positions or len(costs)]
+        mine = costs[stage::positions]
         work, apart = microbatches * sum(one.busy for one in mine), microbatches * sum(one.weights for one in mine)
         found.append(StageNeeds(before, after, before + max(work, work - apart + after)))
         before += cost.forward + transfer

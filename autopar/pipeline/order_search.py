@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from autopar.pipeline.clock import StageCosts
 from autopar.pipeline.cutting import Stages
 from autopar.pipeline.orders import write_lines
+from autopar.pipeline.solving import solve
 from autopar.pipeline.timetable import PARTS, Action, merge_queues, read_order
 from autopar.pipeline_plan import OrderName
-from autopar.solvers.pipeline import Mode, PipelineProblem, numbered, solve_pipeline
+from autopar.solvers.pipeline import Mode, PipelineProblem, numbered
 
 ORDER_WORK = 0.5
 """Work of the pipeline's solver for the orders of a cut, in units of about one CPU second. Llama-3-70B on 8 stages of 16 microbatches takes
@@ -29,13 +30,13 @@ def choose_order(
     """
     if name in ("gpipe", "1f1b"):
         return read_order(write_lines(name, len(costs), microbatches))
-    positions, split = stages.positions or len(costs), name == "zero-bubble"
+    positions, split = stages.positions, name == "zero-bubble"
     modes = tuple((Mode(one.forward, one.backward, one.weights, float(one.most_held), rest),)
                   for one, rest in zip(costs, _rest_of(costs, positions), strict=True))  # fmt: skip
     problem = PipelineProblem(
         modes, positions, microbatches, len(costs) // positions, transfer=transfer, split=split, limit=float(limit)
     )  # fmt: skip
-    solution = solve_pipeline(problem, work=ORDER_WORK)
+    solution = solve(problem, ORDER_WORK)
     if solution.plan is None:
         return None
     return merge_queues([

@@ -22,13 +22,14 @@ from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph
 from autopar.pipeline.baselines import PipelineBaseline, PipelineBaselines
 from autopar.pipeline.clock import StageCosts, measure_stage, time_pipeline
-from autopar.pipeline.crossing import crossing_pins, crossing_specs, stage_pins, tied_pins, transfer_seconds
-from autopar.pipeline.cutting import STAGE_AXIS, Stages, cut_graph, stage_mesh
+from autopar.pipeline.crossing import crossing_specs, join_pins, transfer_seconds
+from autopar.pipeline.cutting import STAGE_AXIS, Stages, cut_graph, find_units, stage_mesh
 from autopar.pipeline.layer_tables import LayerTables, least_modes, measure_layers
 from autopar.pipeline.order_search import choose_order
 from autopar.pipeline.orders import in_flight_of
 from autopar.pipeline.request import PipelineRequest
 from autopar.pipeline.result import PipelineResult
+from autopar.pipeline.solving import solve
 from autopar.pipeline.stage_searches import StageSearches
 from autopar.pipeline_plan import OrderName
 from autopar.schedule import Schedule, memory
@@ -37,7 +38,7 @@ from autopar.search import SearchResult
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
 from autopar.sharding import ShardingSpec
-from autopar.solvers.pipeline import Mode, PipelineProblem, solve_pipeline
+from autopar.solvers.pipeline import Mode, PipelineProblem
 from autopar.solvers.pipeline.bounds import AllCuts, bound_total, bound_total_chunks
 
 MANY = 1 << 16
@@ -49,7 +50,7 @@ UNNEEDED_PHASES = frozenset({"limit search", "final local search"})
 """Phases that a plan of the whole graph does without, since it is not run: drafts are the same, in a fifth of the CPU seconds less."""
 SHORTEST_SECONDS = 1e-12
 """Seconds that a stage is taken to be expected to take, at least: some have nothing but views."""
-SOLVE_SECONDS = 3.0
+CUT_WORK = 3.0
 """Work of the pipeline's solver for one cut, in units of about one CPU second."""
 APART_GAIN = 0.05
 """Share by which gradients of weights apart must make a step shorter to be taken unasked: microbatches hold more then, and predicted steps
@@ -67,6 +68,7 @@ def plan_pipeline(graph: Graph, asked: PipelineRequest) -> PipelineResult:
     Raises:
         UsageError: a mesh without ``pp`` outermost, more stages than units, or a cut that the graph does not allow.
         InfeasibleError: no pipeline found fits in memory. TimeLimitError: none was found in time.
+        KeyboardInterrupt: Ctrl-C before there was a pipeline. Later it ends all searches with the best so far.
     """
     drafted = draft_pipeline(graph, asked, math.inf)
     assert drafted is not None
@@ -120,6 +122,11 @@ class DraftedPipeline:
         """Seconds of the draft; infinite without one."""
         return math.inf if self.best is None else self.best.times.step
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the searches."""
+        return self.best is not None and self.best.interrupted
+
     def bound(self, *, split: bool) -> float:
         """Seconds that no pipeline takes less than, with gradients of weights apart (``split``) or not; 0 without a draft."""
         if self.best is None or self.best.split == split:
@@ -127,24 +134,26 @@ class DraftedPipeline:
         return self.planner.bound(self.whole, self.step, split=split)
 
     def finish(self) -> PipelineResult:
-        """The fastest pipeline found with any strategies, or by hand.
+        """The fastest pipeline found with any strategies, or by hand; the draft where Ctrl-C ended it. Errors as of ``plan_pipeline``."""
+        return self.stop() if self.interrupted else self.planner.finish(self)
 
-        Raises:
-            InfeasibleError: none fits in memory. TimeLimitError: none was found in time.
-        """
-        return self.planner.finish(self)
+    def stop(self) -> PipelineResult:
+        """The draft as the result, after Ctrl-C."""
+        assert self.best is not None
+        return replace(self.best, bound_seconds=self.bound_seconds, interrupted=True)
 
 
 class _Planner:
     def __init__(self, graph: Graph, asked: PipelineRequest) -> None:
         self.graph, self.asked, self.machine = graph, asked, asked.stage_machine
         self.microbatches = graph.microbatches
-        deadline = None if asked.deadline is None else (perf_counter() + asked.deadline) / 2
+        deadline = (perf_counter() + asked.deadline) / 2
         self.searches = StageSearches(self.machine, asked.optimizer, asked.recompute, asked.effort, asked.seed, deadline, asked.progress)
         """Those of the whole graph have half of the time, those of stages all that is left."""
 
     def draft(self, least: float) -> DraftedPipeline | None:
         """The fastest pipeline with the whole graph's strategies; None where none at all takes less than ``least`` seconds."""
+        self._check_cut()
         self.searches = replace(self.searches, has_plan=least < math.inf)
         many = self.graph.accumulated(replace(self.graph.accumulation, microbatches=MANY, cut=()))
         whole = replace(self.searches, recompute=False, skip=UNNEEDED_PHASES).plan(many, self.asked.pins, 1, UNLIMITED)
@@ -152,30 +161,33 @@ class _Planner:
         tables = measure_layers(whole.schedule, self.asked.optimizer)
         if not self.asked.recompute:
             tables = LayerTables(tables.units, tuple(modes[:1] for modes in tables.modes))
-        if len(tables.units) < self.asked.count:
-            some = ", ".join(tables.units[:5])
-            message = f"{self.asked.count} stages are asked for, and the model can be cut into {len(tables.units)} units: {some}"
-            raise UsageError(message, f"take fewer stages ({STAGE_AXIS}{', or fewer a rank in --order' * (self.asked.chunks > 1)})")
         if least < math.inf and self.bound(whole, least, split=self.asked.order in ("auto", "zero-bubble")) >= least:
             return None
         best, tables = self._cut_and_plan(replace(self.searches, drafts=True), tables, whole.schedule)
         bound = 0.0 if best is None else self.bound(whole, best.times.step, split=best.split)
         return DraftedPipeline(self, best, whole, tables, bound)
 
+    def _check_cut(self) -> None:
+        """Raises UsageError: more stages than units, or a cut that the graph does not allow."""
+        units = list(find_units(self.graph))
+        if len(units) < self.asked.count:
+            some = ", ".join(units[:5])
+            message = f"{self.asked.count} stages are asked for, and the model can be cut into {len(units)} units: {some}"
+            raise UsageError(message, f"take fewer stages ({STAGE_AXIS}{', or fewer a rank in --order' * (self.asked.chunks > 1)})")
+        cut_graph(self.graph, self.asked.cut or ())
+
     def finish(self, drafted: DraftedPipeline) -> PipelineResult:
         """The fastest pipeline with any strategies, or by hand."""
-        best = drafted.best
-        searches = replace(self.searches, has_plan=self.searches.has_plan or best is not None)
-        found = None
+        searches = replace(self.searches, has_plan=self.searches.has_plan or drafted.best is not None)
+        best, _ = self._cut_and_plan(searches, drafted.tables, drafted.whole.schedule, drafted.best)
+        written = dict[str, PipelineBaseline]()
         try:
-            if best is None or not searches.is_late:
-                found, _ = self._cut_and_plan(searches, drafted.tables, drafted.whole.schedule)
-        except TimeLimitError:
+            if best is None or not best.interrupted:
+                written = PipelineBaselines(self.graph, self.asked).find()
+        except KeyboardInterrupt:
             if best is None:
                 raise
-        best = min((one for one in (found, best) if one is not None), key=lambda one: one.times.step, default=None)
-        by_hand = self._baselines()
-        written = by_hand.find()
+            best = replace(best, interrupted=True)
         for one in written.values():
             is_order = self.asked.order in ("auto", "whole", "1f1b", "interleaved")
             is_allowed = (self.asked.cut is None or one.cut == self.asked.cut) and is_order
@@ -187,47 +199,47 @@ class _Planner:
         return replace(best, bound_seconds=bound, baselines=written)
 
     def _cut_and_plan(
-        self, searches: StageSearches, tables: LayerTables, whole: Schedule
+        self, searches: StageSearches, tables: LayerTables, whole: Schedule, best: PipelineResult | None = None
     ) -> tuple[PipelineResult | None, LayerTables]:  # fmt: skip
         """The fastest pipeline of the cuts that tables call for, each next one scaled by what the stages took; and the last tables.
 
+        Args:
+            best: the fastest so far.
+
         Raises:
-            TimeLimitError: there was no time for one, and a draft is not asked for.
+            TimeLimitError: there was no time for one, and a draft is not asked for. KeyboardInterrupt: before there was one.
         """
-        best, tried = None, set[tuple[str, ...]]()
+        tried = set[tuple[str, ...]]()
         for _ in range(ROUNDS):
             if best is not None and searches.is_late:
                 break
-            cut = self._choose_cut(tables)
-            if cut in tried:
-                break
-            tried.add(cut)
             try:
+                cut, modes = self._choose_cut(tables)
+                if cut in tried:
+                    break
+                tried.add(cut)
                 made = self._plan_cut(searches, cut, whole)
             except TimeLimitError:
                 if best is None and not searches.drafts:
                     raise
                 break
+            except KeyboardInterrupt:
+                if best is None:
+                    raise
+                best = replace(best, interrupted=True)
+                break
             if made is None:
                 break
             searches = replace(searches, has_plan=True)
-            if best is None or made.times.step < best.times.step:
+            if best is None or made.times.step <= best.times.step:
                 best = made
             if self.asked.cut is not None:
                 break
-            factors = _factors(tables, made)
+            factors = _factors(tables, modes, made)
             if all(abs(factor - 1.0) <= AS_EXPECTED for pair in factors for factor in pair):
                 break
             tables = _scaled(tables, made, factors)
         return best, tables
-
-    def _baselines(self) -> PipelineBaselines:
-        asked = self.asked
-        return PipelineBaselines(
-            self.graph, asked.machine, self.machine, asked.optimizer, asked.memory_limit, asked.chunks, pins=asked.pins,
-            recompute=asked.recompute,
-            deadline=math.inf if asked.deadline is None else asked.deadline,
-        )  # fmt: skip
 
     def _adopt(self, made: PipelineBaseline) -> PipelineResult:
         """A pipeline by hand as a result."""
@@ -256,27 +268,22 @@ class _Planner:
             return max(chain, one * m / positions)
         return max(chain, bound_total(one, positions, m) if chunks == 1 else bound_total_chunks(one, positions, m, chunks))
 
-    def _choose_cut(self, tables: LayerTables) -> tuple[str, ...]:
-        """The first module of each stage but the first."""
+    def _choose_cut(self, tables: LayerTables) -> tuple[tuple[str, ...], Sequence[int]]:
+        """The first module of each stage but the first, and the mode of each unit; the first where the cut is given."""
         if self.asked.cut is not None:
-            stages = cut_graph(self.graph, self.asked.cut)
-            if len(stages.graphs) != self.asked.count:
-                each = f" with {self.asked.chunks} stages each" if self.asked.chunks > 1 else ""
-                message = f"{len(stages.graphs)} stages are named, {STAGE_AXIS} is {self.asked.positions}{each}"
-                raise UsageError(message, "name the first module of each stage but the first")
-            return self.asked.cut
+            return self.asked.cut, [0] * len(tables.units)
         limit = float(self.asked.memory_limit)
         problem = PipelineProblem(tables.modes, self.asked.positions, self.microbatches, self.asked.chunks, limit=limit)
-        solution = solve_pipeline(problem, work=SOLVE_SECONDS)
+        solution = solve(problem, CUT_WORK)
         if solution.plan is None:
             problem = replace(problem, limit=None)
-            solution = solve_pipeline(problem, work=SOLVE_SECONDS)
+            solution = solve(problem, CUT_WORK)
         assert solution.plan is not None
         ends, cut = 0, list[str]()
         for layers in solution.plan.cut[:-1]:
             ends += layers
             cut.append(tables.units[ends])
-        return tuple(cut)
+        return tuple(cut), solution.plan.modes
 
     def _plan_cut(self, searches: StageSearches, cut: tuple[str, ...], whole: Schedule) -> PipelineResult | None:
         """The pipeline of a cut; None where it does not fit in memory.
@@ -311,8 +318,7 @@ class _Planner:
         found = list[SearchResult]()
         for stage, (graph, limit) in enumerate(zip(stages.graphs, limits, strict=True)):
             before = [one.schedule.specs for one in found]
-            pins = stage_pins(graph, self.graph, self.machine.mesh, self.asked.pins) | crossing_pins(graph, specs)
-            pins |= tied_pins(graph, stages, before, self.machine.mesh.sizes)
+            pins = join_pins(graph, self.graph, self.machine.mesh, self.asked.pins, specs, stages, before)
             found.append(searches.plan(graph, pins, self._in_flight(stages, stage), limit))
         return found
 
@@ -369,12 +375,12 @@ def _units_of(tables: LayerTables, cut: Sequence[str]) -> list[range]:
     return [range(begin, end) for begin, end in pairwise(starts)]
 
 
-def _factors(tables: LayerTables, made: PipelineResult) -> list[tuple[float, float]]:
-    """What each stage's forward and backward took, over what the tables expect of them."""
+def _factors(tables: LayerTables, modes: Sequence[int], made: PipelineResult) -> list[tuple[float, float]]:
+    """What each stage's forward and backward took, over what the tables expect of them in the modes that its units have."""
     found = []
     for units, cost in zip(_units_of(tables, made.cut), made.costs, strict=True):
-        plain = [tables.modes[unit][0] for unit in units]
-        forward, backward = sum(mode.forward for mode in plain), sum(mode.backward for mode in plain)
+        chosen = [tables.modes[unit][modes[unit]] for unit in units]
+        forward, backward = sum(mode.forward for mode in chosen), sum(mode.backward for mode in chosen)
         taken = cost.backward + cost.weights
         found.append((cost.forward / max(forward, SHORTEST_SECONDS), taken / max(backward, SHORTEST_SECONDS)))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -25,7 +26,7 @@ class PipelineRequest:
         order: of each stage's actions.
         chunks: stages of each rank; more than one where they are interleaved.
         effort, seed, progress: of each search, see ``find_plan``.
-        deadline: when the searches end, of ``perf_counter``; None for no end.
+        deadline: when the searches end, of ``perf_counter``.
     """
 
     machine: Machine
@@ -38,7 +39,7 @@ class PipelineRequest:
     chunks: int = 1
     effort: Effort = DEFAULT_EFFORT
     seed: int = 0
-    deadline: float | None = None
+    deadline: float = math.inf
     progress: Progress | None = None
 
     @property

@@ -27,6 +27,7 @@ class PipelineResult:
         bound_seconds: no cut at the units, no plans of the stages on this mesh and no order of their actions takes less: of actions
             forward and backward, or with gradients of weights apart where these are.
         baselines: pipelines by hand, by name.
+        interrupted: whether Ctrl-C ended the searches.
     """
 
     stages: Stages
@@ -38,6 +39,7 @@ class PipelineResult:
     transfer_seconds: float
     bound_seconds: float
     baselines: Mapping[str, PipelineBaseline] = field(default_factory=dict)
+    interrupted: bool = False
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:

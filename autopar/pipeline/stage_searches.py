@@ -29,8 +29,8 @@ Llama-3-70B on 8 stages in 40 GiB takes 4.28 s a step with it and with 0.01. The
 """
 STAGE_EFFORT = 0.2
 """Share of a search's work for one plan of a stage. A stage of 70B in 40 GiB takes 2.16 s with it, 2.12 with 0.25, 2.14 with all."""
-LONGEST_SECONDS, LEAST_SECONDS = 3600.0, 5.0
-"""Seconds that a search has where there is no deadline; and where it has passed and no plan is known yet."""
+LEAST_SECONDS = 5.0
+"""Seconds that a search has where the deadline has passed and no plan is known yet."""
 
 
 _Found = dict[tuple[int, int], SearchResult | None]
@@ -43,7 +43,7 @@ class _Structure:
     Args:
         graph, pins: those that are searched, in their own names.
         shared: by microbatches in flight.
-        found: plans by microbatches in flight and limit in bytes. None: nothing fits.
+        found: plans by microbatches in flight and limit in bytes. None: nothing was found, since nothing fits or time or work ended.
         drafts: the same of searches among the whole plan's strategies alone.
     """
 
@@ -60,7 +60,7 @@ class StageSearches:
 
     Args:
         recompute, optimizer, effort, seed, progress: see ``find_plan``.
-        deadline: when the searches end, of ``perf_counter``; None for no end.
+        deadline: when the searches end, of ``perf_counter``.
         has_plan: whether another plan is known, so that nothing is searched after the deadline.
         whole: the plan of the graph that was cut. Searches begin with its strategies. On 70B a stage of nine layers takes 5 % less so.
         drafts: whether only its strategies are searched.
@@ -72,7 +72,7 @@ class StageSearches:
     recompute: bool
     effort: Effort
     seed: int
-    deadline: float | None
+    deadline: float
     progress: Progress | None
     has_plan: bool = False
     whole: SearchResult | None = None
@@ -91,7 +91,7 @@ class StageSearches:
 
         Raises:
             InfeasibleError: one microbatch does not fit; of drafts, with the whole plan's strategies.
-            TimeLimitError: the deadline passed.
+            TimeLimitError: the deadline passed. KeyboardInterrupt: Ctrl-C ended a search.
         """
         key = structure_of(graph, pins)
         if key not in self._structures:
@@ -103,14 +103,17 @@ class StageSearches:
         return self._in_names(min(self._fitting(known, count, room), key=lambda one: one.seconds), graph)
 
     def _most_in_flight(self, known: _Structure, in_flight: int, room: int) -> int:
-        """The most microbatches, up to these, with a plan that fits: by bisection; after the deadline among plans that are known."""
+        """The most microbatches, up to these, for which a plan was found that fits: by bisection; after the deadline among known plans.
+
+        A count for which nothing was found is not searched again in as little room or less, and no larger one is.
+        """
         fits = max(count for count in range(1, in_flight + 1) if self._fitting(known, count, room))
-        fails = min((count for (count, more), one in self._found(known).items() if one is None and more >= room), default=in_flight + 1)
-        count = min(in_flight, fails - 1)
+        missed = min((count for (count, more), one in self._found(known).items() if one is None and more >= room), default=in_flight + 1)
+        count = min(in_flight, missed - 1)
         while count > fits:
             self._serve(known, count, room)
-            fits, fails = (count, fails) if self._fitting(known, count, room) else (fits, count)
-            count = fits if self.is_late else (fits + fails) // 2
+            fits, missed = (count, missed) if self._fitting(known, count, room) else (fits, count)
+            count = fits if self.is_late else (fits + missed) // 2
         return fits
 
     def _fitting(self, known: _Structure, in_flight: int, room: int) -> list[SearchResult]:
@@ -181,10 +184,10 @@ class StageSearches:
         return found.memory.peak + (in_flight - 1) * found.schedule.once(held_between_halves)
 
     def _search(self, known: _Structure, in_flight: int, limit: int) -> SearchResult | None:
-        """The plan with microbatches in flight within a limit, in bytes, or one that was found within more and fits; None where none does.
+        """The plan with microbatches in flight within a limit, in bytes, or one found within more that fits; None where none was found.
 
         Raises:
-            InfeasibleError: one microbatch does not fit. TimeLimitError: the deadline passed.
+            InfeasibleError: one microbatch does not fit. TimeLimitError: the deadline passed. KeyboardInterrupt: Ctrl-C ended the search.
         """
         plans = self._found(known)
         if wider := self._wider(known, in_flight, limit):
@@ -208,6 +211,8 @@ class StageSearches:
                     raise
                 plans[in_flight, limit] = None
             else:
+                if found.interrupted:
+                    raise KeyboardInterrupt
                 schedule = replace(found.schedule, graph=known.graph)
                 plans[in_flight, limit] = replace(found, schedule=schedule, memory=memory(schedule, found.optimizer))
         return plans[in_flight, limit]
@@ -215,11 +220,11 @@ class StageSearches:
     @property
     def is_late(self) -> bool:
         """Whether the deadline passed."""
-        return self.deadline is not None and perf_counter() > self.deadline
+        return perf_counter() > self.deadline
 
     def _time_left(self) -> float:
         """Wall-clock seconds of a search. Raises TimeLimitError: the deadline passed, and another plan is known."""
-        left = LONGEST_SECONDS if self.deadline is None else self.deadline - perf_counter()
+        left = self.deadline - perf_counter()
         if self.has_plan and left <= 0:
             raise TimeLimitError("the time for stages was used up", "allow more time (--time-limit)")
         return left if self.has_plan else max(left, LEAST_SECONDS)

@@ -6,10 +6,12 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from autopar.cost_models import UNLIMITED, Machine, Mesh
+from autopar.ending import put_together
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import Graph, layer_of
 from autopar.options import AUTO, PlanOptions, user_errors
@@ -89,7 +91,10 @@ def plan_with_or_without_stages(target: Target, options: PlanOptions, memory_lim
     best: Plan | None = None
     misfit: InfeasibleError | None = None
     try:
-        best = session.plan(memory_limit, perf_counter() + WITHOUT_STAGES_SHARE * (session.deadline - perf_counter())).plan
+        planned = session.plan(memory_limit, perf_counter() + WITHOUT_STAGES_SHARE * (session.deadline - perf_counter()))
+        best = planned.plan
+        if planned.interrupted:
+            return best
     except InfeasibleError as error:
         misfit = error
     base = Mesh(tuple(best.mesh.items())) if best is not None else session.machines[0].mesh
@@ -104,6 +109,10 @@ def plan_with_or_without_stages(target: Target, options: PlanOptions, memory_lim
             raise
         warnings.warn(f"no pipelines are tried: {error.message}", StageWarning, stacklevel=3)
         found = None
+    except KeyboardInterrupt:
+        if best is None:
+            raise
+        return best
     if found is not None and found.objective.seconds < least:
         return found
     if best is None:
@@ -219,21 +228,27 @@ class _Drafts:
 
         Raises:
             InfeasibleError, TimeLimitError, UsageError: no pipeline fits, was found in time, or is possible.
+            KeyboardInterrupt: Ctrl-C before there was a pipeline. Later the best so far is given.
         """
-        began, misfit = perf_counter(), None
+        began, misfit, interrupted = perf_counter(), None, False
         self.ends = began + DRAFTS_SHARE * (self.session.deadline - began)
-        self.draft_meshes(meshes)
+        try:
+            self.draft_meshes(meshes)
+        except KeyboardInterrupt:
+            interrupted = True
+            if all(one.step == math.inf for one in self.made):
+                raise
         for draft in sorted(self.made, key=lambda one: (one.step, -one.graph.microbatches)):
             is_late = draft.step == math.inf and perf_counter() > self.session.deadline
             if self.least < math.inf and (is_late or self.least <= (1 - DRAFT_GAIN) * draft.step < math.inf):
                 return None
             try:
                 with user_errors():
-                    found = draft.drafted.finish()
+                    found = draft.drafted.stop() if interrupted else draft.drafted.finish()
             except InfeasibleError as error:
                 misfit = error
                 continue
-            return self._record(draft, found, perf_counter() - began)
+            return put_together(partial(self._record, draft, found, perf_counter() - began))[0]
         if misfit is not None:
             raise misfit
         return None
@@ -243,6 +258,7 @@ class _Drafts:
 
         Raises:
             UsageError: the batch cannot be cut into microbatches. TimeLimitError: there was no time for any plan.
+            KeyboardInterrupt: Ctrl-C, also where the draft that it ended is kept.
         """
         before, best = math.inf, None
         for mesh in meshes:
@@ -317,6 +333,8 @@ class _Drafts:
         self.made.append(_Draft(graph, request, drafted))
         if drafted.step < math.inf:
             self.bounds.setdefault(mesh, {})[number] = drafted.bound_seconds
+        if drafted.interrupted:
+            raise KeyboardInterrupt
         return drafted.step
 
     def _request(self, mesh: Mesh, graph: Graph) -> PipelineRequest:

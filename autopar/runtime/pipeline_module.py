@@ -227,7 +227,7 @@ class PipelineModule(ShardedModule):
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Takes a state dict of this rank, or of the whole model: names of other stages are passed over."""
         own = set(self.tree.state_dict())
-        others = {name for name in self.plan.model_names() if name not in own} if isinstance(self.plan, PipelinePlan) else set()
+        others = {name for name in self.plan.model_names() if name not in own}
         return super().load_state_dict({name: value for name, value in state_dict.items() if name not in others}, *args, **kwargs)
 
     def join_norms(self, tensors: Sequence[Tensor], norm_of: Callable[[Sequence[Tensor]], Tensor], norm_type: float) -> Tensor | None:
@@ -311,7 +311,7 @@ def whole_mesh(plan: PipelinePlan) -> Mesh:
 
 def check_trains(replayed: ReplayedPipeline) -> None:
     """Raises UsageError: nothing trains in the stages of some rank."""
-    for position in range(replayed.stages.positions or len(replayed.schedules)):
+    for position in range(replayed.stages.positions):
         mine = replayed.stages.at(position)
         if not any(replayed.schedules[stage].graph.stepped for stage in mine):
             where_none = " and ".join(f"stage {stage}" for stage in mine)

@@ -222,7 +222,7 @@ class PipelinePrograms(Programs):
 
 def _groups_of(stages: Stages) -> tuple[object, ...]:
     """What the processes' groups of a pipeline depend on."""
-    return {(one.source, one.target) for one in stages.boundaries}, set(stages.tied.values())
+    return {(one.source, one.target) for one in stages.boundaries}, dict(stages.tied)
 
 
 @contextmanager

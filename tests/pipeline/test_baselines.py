@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -25,13 +26,8 @@ from tests.pipeline.models import capture, machine, run_on_one, values_of
 PLENTY = 1 << 40
 
 
-def by_hand(
-    graph: Graph, mesh: str, limit: int = PLENTY, *, pins: dict[str, str] | None = None, recompute: bool = True, deadline: float = math.inf
-) -> PipelineBaselines:  # fmt: skip
-    asked = PipelineRequest(machine(mesh, stress=True), limit)
-    return PipelineBaselines(
-        graph, asked.machine, asked.stage_machine, "adamw", limit, pins=pins or {}, recompute=recompute, deadline=deadline
-    )  # fmt: skip
+def by_hand(graph: Graph, mesh: str, limit: int = PLENTY, **asked: Any) -> PipelineBaselines:
+    return PipelineBaselines(graph, PipelineRequest(machine(mesh, stress=True), limit, **asked))
 
 
 @pytest.mark.parametrize(("stages", "cut"), [(2, ("layers.2",)), (3, ("layers.1", "layers.3")), (4, ("layers.1", "layers.3", "layers.4"))])

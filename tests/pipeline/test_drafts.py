@@ -12,12 +12,14 @@ import pytest
 
 import autopar
 from autopar import zoo
-from autopar.errors import InfeasibleError, TimeLimitError
-from autopar.pipeline import planning, stage_searches
+from autopar.errors import InfeasibleError, TimeLimitError, UsageError
+from autopar.graph import GraphOutput
+from autopar.pipeline import planning, solving, stage_searches
 from autopar.pipeline.planning import DraftedPipeline, draft_pipeline
 from autopar.pipeline.request import PipelineRequest
 from autopar.pipeline.stage_searches import StageSearches
 from autopar.search import SearchResult
+from autopar.solvers import INTERRUPTED
 from tests.pipeline.models import capture, machine
 from tests.work import part_of_work
 
@@ -104,3 +106,75 @@ def test_what_no_draft_fits_in_is_planned_among_all_strategies(monkeypatch: pyte
     drafted = draft_pipeline(capture("llama", 4)[2], request(), math.inf)
     assert drafted is not None and drafted.best is None
     assert drafted.finish().times.step < 1.05 * draft().step
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, where: str, last: int) -> list[str]:
+    """Ctrl-C ends this one of the searches, or of the cut's solves, which hands out what it has. The list has all that began."""
+    began, find, solve = list[str](), stage_searches.find_plan, solving.solve_pipeline
+
+    def comes(what: str) -> bool:
+        began.append(what)
+        return what == where and began.count(what) == last
+
+    def search(*given: Any, **options: Any) -> SearchResult:
+        return replace(find(*given, **options), interrupted=comes("search"))
+
+    def cut(*given: Any, **options: Any) -> Any:
+        found = solve(*given, **options)
+        return replace(found, message=INTERRUPTED) if comes("solve") else found
+
+    monkeypatch.setattr(stage_searches, "find_plan", search)
+    monkeypatch.setattr(solving, "solve_pipeline", cut)
+    return began
+
+
+@pytest.mark.parametrize(("where", "last"), [("search", 1), ("search", 2), ("solve", 1)])
+def test_ctrl_c_before_there_is_a_pipeline_ends_all_searches(where: str, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = interrupt(monkeypatch, where, last)
+    with pytest.raises(KeyboardInterrupt):
+        draft_pipeline(capture("llama", 4)[2], request(), math.inf)
+    assert began.count(where) == last and began[-1] == where
+
+
+@pytest.mark.parametrize("where", ["search", "solve"])
+def test_after_ctrl_c_the_draft_is_given(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafted = draft()
+    assert drafted.best is not None and not drafted.interrupted
+    began = interrupt(monkeypatch, where, 1)
+    found = drafted.finish()
+    assert began[-1] == where and began.count(where) == 1
+    assert found.interrupted and found.times == drafted.best.times and found.bound_seconds == drafted.bound_seconds and not found.baselines
+
+
+def test_an_interrupted_draft_is_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first cut was planned: the second and third solves are for its orders, the fourth for another cut."""
+    began = interrupt(monkeypatch, "solve", 4)
+    monkeypatch.setattr(planning, "AS_EXPECTED", -1.0)
+    drafted = draft_pipeline(capture("llama", 4)[2], request(), math.inf)
+    assert drafted is not None and drafted.interrupted
+    found, count = drafted.finish(), len(began)
+    assert found.interrupted and found.bound_seconds == drafted.bound_seconds > 0 and len(began) == count
+
+
+@pytest.mark.parametrize(
+    ("mesh", "cut", "said"),
+    [
+        ("pp=8", None, "8 stages are asked for, and the model can be cut into 7 units: tokens"),
+        ("pp=2", ("layers.7",), "cannot begin with layers.7"),
+        ("pp=3", ("layers.2", "layers.1"), "does not run after layers.2"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_before_anything_is_searched(
+    mesh: str, cut: tuple[str, ...] | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_searches, "find_plan", lambda *_, **__: pytest.fail("a search began"))
+    with pytest.raises(UsageError, match=said):
+        draft_pipeline(capture("llama", 4)[2], PipelineRequest(machine(mesh), 1 << 40, cut=cut), math.inf)
+
+
+def test_a_model_that_returns_more_than_the_loss_is_refused_before_anything_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_searches, "find_plan", lambda *_, **__: pytest.fail("a search began"))
+    graph = capture("llama", 4)[2]
+    more = replace(graph, outputs=(*graph.outputs, GraphOutput(graph.ops[3].outputs[0], "output", "logits")))
+    with pytest.raises(UsageError, match="the output logits stands beside the loss"):
+        draft_pipeline(more, request(), math.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 from types import SimpleNamespace
@@ -97,7 +98,7 @@ def test_pins_are_part_of_the_structure() -> None:
 def figures(seconds: float, peak: int, held: int) -> Any:
     """A plan, and what it holds, in the place of its schedule."""
     schedule = SimpleNamespace(once=lambda question: held)
-    return SimpleNamespace(seconds=seconds, schedule=schedule, memory=SimpleNamespace(peak=peak), optimizer="adamw")
+    return SimpleNamespace(seconds=seconds, schedule=schedule, memory=SimpleNamespace(peak=peak), optimizer="adamw", interrupted=False)
 
 
 def finds(plans: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -123,20 +124,20 @@ def test_stages_between_two_whose_plans_are_equally_fast_are_not_searched(monkey
     """64 stages that hold 64 microbatches, 63, ... in 70 bytes: those that hold up to 20 take 1.0 s, the others 2.0."""
     plans = {count: (1.0, 31, 2) if count <= 20 else (2.0, 6, 1) for count in range(2, 65)} | {1: (0.5, 30, 41)}
     tried = finds(plans, monkeypatch)
-    known, graph = StageSearches(machine("dp=2"), "adamw", True, "low", 0, None, None), graph_of("llama")
+    known, graph = StageSearches(machine("dp=2"), "adamw", True, "low", 0, math.inf, None), graph_of("llama")
     assert [known.plan(graph, {}, count, 70).seconds for count in range(64, 1, -1)] == [2.0] * 44 + [1.0] * 19
     assert tried[:4] == [1, 64, 32, 16] and len(tried) <= 14
 
 
 def test_a_plan_within_more_room_serves_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = finds({1: (1.0, 30, 21), 5: (1.2, 30, 5)}, monkeypatch)
-    known, graph = StageSearches(machine("dp=2"), "adamw", True, "low", 0, None, None), graph_of("llama")
+    known, graph = StageSearches(machine("dp=2"), "adamw", True, "low", 0, math.inf, None), graph_of("llama")
     assert [known.plan(graph, {}, 5, room).seconds for room in (70, 60, 50)] == [1.2] * 3 and tried == [1, 5]
 
 
 def test_a_plan_within_more_room_says_nothing_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = finds({1: (1.0, 60, 30), 3: (1.2, 80, 10), 4: (1.4, 40, 10)}, monkeypatch)
-    known, graph = StageSearches(machine("dp=2"), "adamw", True, "low", 0, None, None), graph_of("llama")
+    known, graph = StageSearches(machine("dp=2"), "adamw", True, "low", 0, math.inf, None), graph_of("llama")
     assert known.plan(graph, {}, 3, 100).seconds == 1.2 and known.plan(graph, {}, 4, 70).seconds == 1.4
     assert tried == [1, 3, 4]
 
@@ -166,7 +167,7 @@ def test_a_stage_is_searched_for_as_many_microbatches_as_fit(
 ) -> None:  # fmt: skip
     """Five of them in 70 bytes, else as many as bisection finds. With 40 bytes nothing is searched again that fits."""
     tried = finds(plans, monkeypatch)
-    known = StageSearches(machine("dp=2"), "adamw", True, "low", 0, None, None)
+    known = StageSearches(machine("dp=2"), "adamw", True, "low", 0, math.inf, None)
     assert known.plan(graph_of("llama"), {}, 5, 70).seconds == fastest and tried == searched
     assert known.plan(graph_of("llama"), {}, 1, 70).seconds == 1.0 and tried == searched, "known by now"
     if plans[1][1] <= 40:
@@ -176,7 +177,7 @@ def test_a_stage_is_searched_for_as_many_microbatches_as_fit(
 def test_a_stage_is_planned_for_the_memory_of_its_microbatches_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """In three quarters of what the fastest plan holds with four microbatches, another fits. Its bytes are those of the schedule alone."""
     graph, tried = graph_of("gpt untied"), searches(monkeypatch)
-    known = StageSearches(machine("dp=2,tp=2", stress=True), "adamw", True, "low", 0, None, None)
+    known = StageSearches(machine("dp=2,tp=2", stress=True), "adamw", True, "low", 0, math.inf, None)
     free = known.plan(graph, {}, 4, 1 << 40)
     assert [one.accumulation.in_flight for one in tried] == [1] and free.memory.peak == memory(free.schedule, "adamw").peak
     room = int(0.75 * StageSearches.peak(free, 4))

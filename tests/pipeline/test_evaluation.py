@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.errors import AutoparError
+from autopar.pipeline import Boundary, Stages
 from autopar.pipeline_plan import PipelinePlan
+from autopar.runtime.pipeline_programs import _groups_of
 from benchmarks.models import stressed
 from tests.pipeline.models import build
 from tests.pipeline.test_training import plan_of, train
@@ -139,3 +141,10 @@ def test_ranks_that_call_differently_are_told() -> None:
         return "not refused"
 
     assert all("other modes or with other shapes" in words for words in on_ranks(run, 2))
+
+
+def test_stages_whose_tied_weight_has_another_name_have_groups_of_their_own() -> None:
+    """Groups of tied weights go by tensor name: under another one their gradients would not be summed."""
+    boundaries = (Boundary("x", 0, 1), Boundary("dx", 1, 0))
+    one, same, other = (Stages((), boundaries, 2, {name: (0, 1)}) for name in ("weight", "weight", "weight_1"))
+    assert _groups_of(one) == _groups_of(same) != _groups_of(other)

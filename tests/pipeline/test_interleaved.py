@@ -85,7 +85,7 @@ def file_of(name: str, mesh: str, chunks: int) -> PipelinePlan:
 def chain(count: int, positions: int) -> Stages:
     """Stages that each send to the next, and back."""
     pairs = [pair for stage in range(count - 1) for pair in ((stage, stage + 1), (stage + 1, stage))]
-    return Stages((), tuple(Boundary(f"{a}-{b}", a, b) for a, b in pairs), positions=positions)
+    return Stages((), tuple(Boundary(f"{a}-{b}", a, b) for a, b in pairs), positions)
 
 
 @pytest.mark.parametrize(("name", "mesh", "chunks"), CASES)
@@ -125,7 +125,7 @@ def test_a_rank_runs_one_action_at_a_time_and_hands_over_at_once() -> None:
     assert [str(action) for action in order] == ["F0"] * 4 + ["B0"] * 4
     times = time_pipeline(chain(4, 2), costs, order, 0.5)
     assert times.begins == (0.0, 1.5, 3.0, 4.5, 5.5, 8.0, 10.5, 13.0) and times.step == 15.0
-    skip = Stages((), (Boundary("a", 0, 2), Boundary("b", 2, 0)), positions=2)
+    skip = Stages((), (Boundary("a", 0, 2), Boundary("b", 2, 0)), 2)
     times = time_pipeline(skip, costs[:3], read_order(["F0 B0", "F0 B0", "F0 B0"], ["0 2 2 0", "1 1"]), 0.5)
     assert times.step == 6.0, "nothing crosses between ranks"
 

@@ -105,11 +105,11 @@ def test_the_file_holds_and_runs_what_was_planned(order: OrderName) -> None:
 def test_no_stage_is_said_to_need_more_than_the_step(order: OrderName) -> None:
     weights = 1.0 if order == "zero-bubble" else 0.0
     costs = [StageCosts(1.0, 2.0 - weights, 2.0 - weights, 0.0, 1, 1, 2.0 - weights, weights, weights) for _ in range(3)]
-    stages = Stages((), tuple(Boundary(f"{a}{b}", a, b) for a, b in ((0, 1), (1, 2), (2, 1), (1, 0))))
+    stages = Stages((), tuple(Boundary(f"{a}{b}", a, b) for a, b in ((0, 1), (1, 2), (2, 1), (1, 0))), 3)
     found = choose_order(order, stages, costs, 3, 0.1, 100)
     assert found is not None
     step = time_pipeline(stages, costs, found, 0.1).step
-    least = [need.least for need in find_stage_needs(costs, 3, 0.1)]
+    least = [need.least for need in find_stage_needs(costs, 3, 0.1, 3)]
     assert max(least) <= step * (1 + 1e-9) and max(least) > 0.9 * step
 
 

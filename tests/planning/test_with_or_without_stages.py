@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from autopar.plan import Plan
 from autopar.planning import pipelines
 from autopar.planning.cautions import MicrobatchWarning, StageWarning
 from autopar.planning.pipelines import meshes_with_stages, plan_stages, plan_with_or_without_stages
-from autopar.planning.session import open_session
+from autopar.planning.session import PlanSession, open_session
 from autopar.target import Target
 
 MLP = {"layers": 6, "batch": 4096, "inputs": 2048, "width": 2048, "outputs": 2048}
@@ -136,7 +138,7 @@ def test_four_microbatches_a_stage_come_first(monkeypatch: pytest.MonkeyPatch, s
 
     def draft(graph: Graph, request: object, least: float) -> object:
         asked.append(graph.microbatches)
-        return SimpleNamespace(bound_seconds=1.0, step=steps.get(graph.microbatches, math.inf))
+        return SimpleNamespace(bound_seconds=1.0, step=steps.get(graph.microbatches, math.inf), interrupted=False)
 
     monkeypatch.setattr(planning, "draft_pipeline", draft)
     made = drafts(Mesh.parse("pp=2,dp=1"))
@@ -172,7 +174,7 @@ def test_the_best_draft_alone_is_finished(
     def draft(graph: Graph, request: planning.PipelineRequest, least: float) -> object:
         asked.append((request.positions, graph.microbatches))
         step = steps[request.positions] * (1 + 0.1 * abs(math.log2(graph.microbatches / request.positions / 4)))
-        return SimpleNamespace(bound_seconds=1.0, step=step, finish=lambda: done.append(request.positions))
+        return SimpleNamespace(bound_seconds=1.0, step=step, interrupted=False, finish=lambda: done.append(request.positions))
 
     monkeypatch.setattr(planning, "draft_pipeline", draft)
     monkeypatch.setattr(pipelines._Drafts, "_record", lambda self, draft, found, seconds: draft)
@@ -195,7 +197,8 @@ def test_the_bound_over_all_numbers_is_for_the_way_of_the_pipeline(monkeypatch: 
     def draft(graph: Graph, request: object, least: float) -> object:
         step = {8: 2.0, 16: 2.1, 4: 2.2}[graph.microbatches]
         return SimpleNamespace(
-            bound_seconds=1.7, step=step, bound=lambda split: 1.0 if split else 1.5, finish=lambda: Finished(1.6, split)
+            bound_seconds=1.7, step=step, interrupted=False, bound=lambda split: 1.0 if split else 1.5,
+            finish=lambda: Finished(1.6, split),
         )  # fmt: skip
 
     recorded = list[tuple[float, object]]()
@@ -221,7 +224,7 @@ def test_a_draft_that_does_not_fit_is_finished_after_those_that_do(monkeypatch: 
             if number > 8:
                 raise InfeasibleError("it does not fit", "allow more")
 
-        return SimpleNamespace(bound_seconds=1.0, step=math.inf, finish=finish)
+        return SimpleNamespace(bound_seconds=1.0, step=math.inf, interrupted=False, finish=finish)
 
     monkeypatch.setattr(planning, "draft_pipeline", draft)
     monkeypatch.setattr(pipelines._Drafts, "_record", lambda self, draft, found, seconds: draft)
@@ -233,7 +236,8 @@ def test_the_plan_without_stages_stands_where_no_draft_fits_and_time_ends(monkey
     def finish() -> None:
         raise TimeLimitError("no plan was found in 5 s", "allow more time")
 
-    monkeypatch.setattr(planning, "draft_pipeline", lambda *given: SimpleNamespace(bound_seconds=0.0, step=math.inf, finish=finish))
+    drafted = SimpleNamespace(bound_seconds=0.0, step=math.inf, interrupted=False, finish=finish)
+    monkeypatch.setattr(planning, "draft_pipeline", lambda *given: drafted)
     with pytest.warns(StageWarning, match="no pipelines are tried: no plan was found in 5 s"):
         assert isinstance(plan_with_or_without_stages(model(), options(2e7), 1 << 40), Plan)
 
@@ -241,10 +245,45 @@ def test_the_plan_without_stages_stands_where_no_draft_fits_and_time_ends(monkey
 def test_drafts_end_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def draft(graph: Graph, request: object, least: float) -> object:
         made.ends = 0.0
-        return SimpleNamespace(bound_seconds=1.0, step=2.0, finish=lambda: None)
+        return SimpleNamespace(bound_seconds=1.0, step=2.0, interrupted=False, finish=lambda: None)
 
     monkeypatch.setattr(planning, "draft_pipeline", draft)
     made = drafts(Mesh.parse("pp=2,dp=2"))
     with pytest.warns(StageWarning, match="pipelines of 4 stages are not planned: the time for drafts was used up"):
         made.draft_meshes([Mesh.parse("pp=2,dp=2"), Mesh.parse("pp=4,dp=1")])
     assert len(made.made) == 1
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["it kept its draft", "it had none"])
+def test_ctrl_c_ends_drafts_with_the_best_of_them(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    def draft(graph: Graph, request: planning.PipelineRequest, least: float) -> object:
+        asked.append(request.positions)
+        if at_once and len(asked) == 2:
+            raise KeyboardInterrupt
+        stop = partial(SimpleNamespace, positions=request.positions)
+        return SimpleNamespace(bound_seconds=1.0, step=1.0 + len(asked), interrupted=len(asked) == 2, stop=stop)
+
+    monkeypatch.setattr(planning, "draft_pipeline", draft)
+    monkeypatch.setattr(pipelines._Drafts, "_record", lambda self, draft, found, seconds: found)
+    meshes = [Mesh.parse("pp=2,dp=4"), Mesh.parse("pp=4,dp=2"), Mesh.parse("pp=8,dp=1")]
+    made: Any = drafts(meshes[0]).plan(meshes)
+    assert made.positions == 2 and asked == [2, 4]
+
+
+def test_after_ctrl_c_the_plan_without_stages_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*asked: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planning, "draft_pipeline", interrupted)
+    assert isinstance(plan_with_or_without_stages(model(), options(2e7), 1 << 40), Plan)
+    with pytest.raises(KeyboardInterrupt):
+        drafts(Mesh.parse("pp=2,dp=1")).plan([Mesh.parse("pp=2,dp=1")])
+
+
+def test_after_ctrl_c_without_stages_none_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = PlanSession.plan
+    monkeypatch.setattr(PlanSession, "plan", lambda *given: replace(plan(*given), interrupted=True))
+    monkeypatch.setattr(planning, "draft_pipeline", lambda *given: pytest.fail("a pipeline is planned"))
+    assert isinstance(plan_with_or_without_stages(model(), options(2e7), 1 << 40), Plan)
