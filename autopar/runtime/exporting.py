@@ -32,7 +32,7 @@ from autopar.plan import Plan
 from autopar.runtime.agreement import hash_of
 from autopar.runtime.compiling import check_parameters, check_torch, rebuild
 from autopar.runtime.module import ShardedModule
-from autopar.runtime.pipeline_module import capture_pipeline, check_trains
+from autopar.runtime.pipeline_module import capture_pipeline
 from autopar.runtime.placement import from_placements, local_part
 from autopar.runtime.weights import has_no_values, own_specs, own_tensors
 from autopar.schedule import Schedule
@@ -77,7 +77,7 @@ def export_program(
         weights: safetensors files by the model's names, read block by block, so that a large model is never whole in memory.
 
     Raises:
-        UsageError: the folder holds something, a weight has no values, or a rank of a pipeline has no parameter that trains.
+        UsageError: the folder holds something, or a weight has no values.
         MismatchError: the plan is not for this model.
     """
     target = Path(folder)
@@ -113,7 +113,6 @@ def _share_out(plan: Plan | PipelinePlan, model: nn.Module, loss: Callable[..., 
     """What ranks hold, for each position along the axis of stages; of a plan without stages there is one."""
     if isinstance(plan, PipelinePlan):
         captured, replayed = capture_pipeline(model, plan, loss)
-        check_trains(replayed)
         stages = [replayed.stages.at(position) for position in range(plan.positions)]
         own = [{stage_prefix(stage): replayed.schedules[stage] for stage in mine} for mine in stages]
         return [_share_of(model, schedules, captured.constants, stored, plan.model_names()) for schedules in own]

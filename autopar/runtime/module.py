@@ -145,7 +145,7 @@ class ShardedModule(WithinReplicas, OwnStates):
             self._compare_inputs(step, tensors)
         differentiates = step.graph.mode == "train" and torch.is_grad_enabled()
         call, trained = self._make_call(step, tensors, differentiates=differentiates)
-        trains = differentiates and bool(trained)
+        trains = differentiates and self._trains(trained)
         outputs = TrainingStep.apply(call, NOBODYS, *trained) if trains else call.forward(keep=False)
         self.__dict__.update(dropout_step=self.dropout_step + trains, other_calls=0 if trains else self.other_calls + 1, _left=step.left)
         leave(self.tree, step.left)
@@ -154,6 +154,10 @@ class ShardedModule(WithinReplicas, OwnStates):
         by_name = dict(zip(call.names, outputs, strict=True))
         by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
         return step.call.result(by_name)
+
+    def _trains(self, trained: Sequence[torch.Tensor]) -> bool:
+        """Whether a call in grad mode, of which autograd wants these tensors' gradients, is a training step."""
+        return bool(trained)
 
     def _make_call(self, step: Step, tensors: Mapping[str, torch.Tensor], *, differentiates: bool) -> tuple[Call, list[torch.Tensor]]:
         """The call of a program, and the tensors whose gradients autograd wants of it, in the call's order.
@@ -165,7 +169,7 @@ class ShardedModule(WithinReplicas, OwnStates):
             UsageError: an input requires grad that the plan gives none.
         """
         given = self._enter_call(step, tensors, differentiates=differentiates)
-        made = *given.arguments, self._draw(step, differentiates and bool(given.trained)), self._observed
+        made = *given.arguments, self._draw(step, differentiates and self._trains(given.trained)), self._observed
         is_whole = not given.cut and step.graph.microbatches == 1
         call = Call(*made) if is_whole else AccumulatedCall(*made, cut=step.enter_cut(given.cut))
         return call, [tensor for _, tensor in given.trained]

@@ -174,6 +174,10 @@ class PipelineModule(ShardedModule):
     def team(self) -> Team:
         return self.running.ranks.team
 
+    def _trains(self, trained: Sequence[Tensor]) -> bool:
+        """Ranks wait for one another's backward, so those with frozen parameters alone train too."""
+        return True
+
     def _make_call(self, step: Step, tensors: Mapping[str, Tensor], *, differentiates: bool) -> tuple[Call, list[Tensor]]:
         running = self._pipelines.running_of(step)
         entered = {stage: self._enter_call(one, tensors, differentiates=differentiates) for stage, one in running.steps.items()}
@@ -183,7 +187,7 @@ class PipelineModule(ShardedModule):
             taken.update(id(tensor) for _, tensor in given.trained)
             wanted += [tensor for _, tensor in given.trained]
         draws = next((one for one in running.steps.values() if one.draws), step)
-        number = self._draw(draws, differentiates and bool(wanted))
+        number = self._draw(draws, differentiates)
         calls = {stage: StageCall(*given.arguments, number, self._observed, cut=given.step.enter_cut(given.cut))
                  for stage, given in entered.items()}  # fmt: skip
         return PipelineCall(calls, running), wanted
@@ -233,17 +237,20 @@ class PipelineModule(ShardedModule):
     def join_norms(self, tensors: Sequence[Tensor], norm_of: Callable[[Sequence[Tensor]], Tensor], norm_type: float) -> Tensor | None:
         """The norm of all stages' gradients; None where the tensors are none of this module's gradients. Collective over the stages.
 
+        No tensors are all gradients of a rank whose parameters are frozen.
+
         Args:
             norm_of: the norm of this rank's.
         """
         held = {id(parameter.grad): name for name, parameter in self.named_parameters() if parameter.grad is not None}
-        if not any(id(tensor) in held for tensor in tensors):
+        if held.keys().isdisjoint(map(id, tensors)) and (held or tensors):
             return None
         stages, position = self.running.stages, self.running.ranks.position
         inputs = [item for step in self.running.steps.values() for item in step.graph.inputs if item.tensor in stages.tied]
         later = {item.name for item in inputs if stages.position(stages.tied[item.tensor][0]) != position}
         counted = [tensor for tensor in tensors if held.get(id(tensor)) not in later]
-        own = norm_of(counted) if counted else torch.zeros((), device=self.place.device)
+        dtype = next((parameter.dtype for parameter in self.parameters()), torch.float32)
+        own = norm_of(counted) if counted else torch.zeros((), dtype=dtype, device=self.place.device)
         local = own.full_tensor() if hasattr(own, "full_tensor") else own
         local = local.detach().to(torch.float64)
         if norm_type == float("inf"):
@@ -270,7 +277,7 @@ def compile_pipeline(
         dropout: see ``compile_schedule``.
 
     Raises:
-        MismatchError: the plan was made for another model, mesh or torch. UsageError: a stage in which nothing trains.
+        MismatchError: the plan was made for another model, mesh or torch.
     """
     check_seed(seed)
     check_torch(plan)
@@ -283,7 +290,6 @@ def compile_pipeline(
         raise MismatchError("ranks hold different plans", "give every rank the same plan file")
 
     captured, replayed = together(lambda: capture_pipeline(model, plan, loss), team)
-    check_trains(replayed)
     ranks, groups, place = place_ranks(replayed, mesh, where)
 
     def bind_stage(captured: Capture, schedule: Schedule, *, split: bool = False) -> Step:
@@ -307,15 +313,6 @@ def compile_pipeline(
 def whole_mesh(plan: PipelinePlan) -> Mesh:
     """The mesh of all ranks, with an axis for those of a stage."""
     return Mesh(tuple(plan.mesh.items()) if len(plan.mesh) > 1 else (*plan.mesh.items(), ("dp", 1)))
-
-
-def check_trains(replayed: ReplayedPipeline) -> None:
-    """Raises UsageError: nothing trains in the stages of some rank."""
-    for position in range(replayed.stages.positions):
-        mine = replayed.stages.at(position)
-        if not any(replayed.schedules[stage].graph.stepped for stage in mine):
-            where_none = " and ".join(f"stage {stage}" for stage in mine)
-            raise UsageError(f"nothing trains in {where_none}", "cut the model so that each rank has a parameter that trains")
 
 
 def place_ranks(replayed: ReplayedPipeline, mesh: Mesh, device: torch.device) -> tuple[Ranks, Groups, Place]:

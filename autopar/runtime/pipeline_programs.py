@@ -192,7 +192,7 @@ class PipelinePrograms(Programs):
             return made.graph
 
         captures, count = Captures(run, (tuple(own), own_kwargs, loss_args)), self._count(shapes)
-        with torch.enable_grad(), captured_again(model.modules()), _filled(model, self.absent):
+        with torch.enable_grad(), captured_again(model.modules()), _filled(model, self.absent), _trained_as(self.running.whole, model):
             graph = captures.of(count)
         if not graph.accumulation.whole:
             message = f"{count} microbatches do not add up to the batch of this call: {graph.accumulation.reason}"
@@ -235,3 +235,18 @@ def _filled(model: nn.Module, absent: Absent) -> Iterator[None]:
     finally:
         for path, name in absent:
             model.get_submodule(path)._parameters[name] = None
+
+
+@contextmanager
+def _trained_as(graph: Graph, model: nn.Module) -> Iterator[None]:
+    """Within it parameters require grad as in the graph. A rank does not see which of another's were frozen since."""
+    planned = {item.name: item.trained for item in graph.of_kind("parameter")}
+    named = model.named_parameters(remove_duplicate=False)
+    others = [one for name, one in named if planned.get(name, one.requires_grad) is not one.requires_grad]
+    for parameter in others:
+        parameter.requires_grad_(not parameter.requires_grad)
+    try:
+        yield
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(not parameter.requires_grad)

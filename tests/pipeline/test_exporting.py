@@ -252,13 +252,3 @@ def test_another_number_of_processes_is_refused(folders: Callable[[str], Path], 
     folder = folders("given")
     (words,) = on_ranks(lambda rank: refused(lambda: autopar.load_program(folder)), 1)
     assert "of 2 ranks, 1 processes are running\nhint: start 2 processes" in words
-
-
-def test_a_rank_in_which_nothing_trains_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    model, args = build("masked")
-    for layer in model.layers[:2]:
-        layer.requires_grad_(False)
-    made = autopar.plan_pipeline(model, args, mesh="pp=2", microbatches=4, effort="low", stages="layers.2")
-    with pytest.raises(UsageError, match="nothing trains in stage 0"):
-        export_program(made, model, tmp_path / "program")
-    assert not list(tmp_path.iterdir())

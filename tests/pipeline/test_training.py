@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 import autopar
 from autopar.errors import AutoparError, UsageError
@@ -264,10 +264,12 @@ def test_a_checkpoint_is_by_name(tmp_path: Path) -> None:
     assert plain(*args).item() == pytest.approx(here, rel=1e-9)
 
 
-def test_an_optimizers_states_are_resumed_in_another_cut(tmp_path: Path) -> None:
-    """By torch's own state dicts of model and optimizer, with a tied weight in both stages."""
-    plan, other = (plan_of("gpt tied", "pp=2", stages=counts) for counts in ("1,3", "3,1"))
-    _, args = build("gpt tied")
+@pytest.mark.parametrize("name", ["gpt tied", "gpt untied"])
+def test_an_optimizers_states_are_resumed(name: str, tmp_path: Path) -> None:
+    """By torch's flat state dicts, in the same cut bit for bit and in another."""
+    plan, other = (plan_of(name, "pp=2", stages=counts) for counts in ("1,3", "3,1"))
+    _, args = build(name)
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
 
     def step(module: nn.Module, optimizer: torch.optim.Optimizer) -> float:
         loss = module(*args)
@@ -277,23 +279,26 @@ def test_an_optimizers_states_are_resumed_in_another_cut(tmp_path: Path) -> None
         return float(loss.detach())
 
     def start(plan: PipelinePlan) -> tuple[nn.Module, torch.optim.Optimizer]:
-        module = autopar.compile_pipeline(build("gpt tied")[0], plan)
+        module = autopar.compile_pipeline(build(name)[0], plan)
         return module, torch.optim.AdamW(module.parameters(), lr=1e-2)
 
-    def run(rank: int) -> tuple[list[float], list[float]]:
+    def resume(plan: PipelinePlan) -> list[float]:
+        module, optimizer = start(plan)
+        state = dict(zip("mo", get_state_dict(module, optimizer, options=flat), strict=True))
+        dcp.load(state, checkpoint_id=tmp_path / "saved")
+        set_state_dict(module, optimizer, model_state_dict=state["m"], optim_state_dict=state["o"], options=flat)
+        return [step(module, optimizer) for _ in range(2)]
+
+    def run(rank: int) -> tuple[list[float], list[float], list[float]]:
         module, optimizer = start(plan)
         for _ in range(2):
             step(module, optimizer)
-        dcp.save(dict(zip("mo", get_state_dict(module, optimizer), strict=True)), checkpoint_id=tmp_path / "saved")
-        here = [step(module, optimizer) for _ in range(2)]
-        module, optimizer = start(other)
-        state = dict(zip("mo", get_state_dict(module, optimizer), strict=True))
-        dcp.load(state, checkpoint_id=tmp_path / "saved")
-        set_state_dict(module, optimizer, model_state_dict=state["m"], optim_state_dict=state["o"])
-        return here, [step(module, optimizer) for _ in range(2)]
+        dcp.save(dict(zip("mo", get_state_dict(module, optimizer, options=flat), strict=True)), checkpoint_id=tmp_path / "saved")
+        return [step(module, optimizer) for _ in range(2)], resume(plan), resume(other)
 
-    for here, again in on_ranks(run, 2):
-        assert again == pytest.approx(here, rel=1e-12)
+    for here, again, there in on_ranks(run, 2):
+        assert again == here
+        assert there == pytest.approx(here, rel=1e-12)
 
 
 def test_a_whole_state_dict_is_loaded_by_each_stage() -> None:
