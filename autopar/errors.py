@@ -35,6 +35,12 @@ class UsageError(AutoparError, ValueError):
     exit_status = 2
 
 
+class NumberError(UsageError):
+    """A number of microbatches that the step cannot be made of, where fewer may do. ``rows``: of one of them, or 0 where not known."""
+
+    rows = 0
+
+
 class SpecError(UsageError):
     """A sharding spec that cannot be read or does not fit its tensor (exit status 2)."""
 

@@ -444,6 +444,50 @@ def test_inputs_of_the_batchs_size_that_are_none() -> None:
     assert (found.microbatches, found.microbatches_tried) == (1, (1,))
 
 
+class OneRow(nn.Module):
+    """What is captured as other operators where the batch has one row, by name."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.token, self.linear = kind, nn.Parameter(torch.randn(1, 1, 8)), nn.Linear(8, 1)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        match self.kind:
+            case "copies":
+                x = self.layer(x)
+            case "order":
+                x = self.layer(x, src_key_padding_mask=mask)
+            case "expanded":
+                x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+            case "dims":
+                return self.linear(x[:, 0]).squeeze().square().mean()
+        return self.linear(x).square().mean()
+
+
+@pytest.mark.parametrize("rows", [2, 4, 5])
+@pytest.mark.parametrize("kind", ["copies", "order", "expanded", "dims"])
+def test_one_row_is_captured_as_other_operators_and_adds_up(kind: str, rows: int) -> None:
+    """It was taken for another step where the batch is odd, or two rows; and what has fewer dims ended in a traceback."""
+    torch.manual_seed(0)
+    model, args = OneRow(kind).double(), (torch.randn(rows, 3, 8, dtype=torch.float64), torch.zeros(rows, 3, dtype=torch.bool))
+    found = autopar.capture(model, args, microbatches=rows).accumulation
+    assert (found.whole, found.weight, found.microbatches) == (True, 1 / rows, rows), found.reason
+    summed = sum(found.weight * model(*(each[row : row + 1] for each in args)) for row in range(rows))
+    torch.testing.assert_close(summed, model(*args))
+
+
+@pytest.mark.parametrize("rows", [4, 5])
+def test_one_row_proves_nothing_where_rows_meet_or_it_is_treated_otherwise(rows: int) -> None:
+    """A branch of the model's own for one row was taken for torch's."""
+
+    def loss(y: Tensor) -> Tensor:
+        return (y.softmax(1) if len(y) == 1 else y).square().mean()
+
+    assert not autopar.capture(nn.Linear(4, 4), (torch.randn(rows, 4),), loss=loss, microbatches=rows).accumulation.whole
+    assert not autopar.capture(Losses("centred"), (torch.randn(rows, 4),), microbatches=rows).accumulation.whole
+
+
 def test_more_memory_never_costs_more() -> None:
     target = zoo.build("mlp", batch="256", width="16", layers="3")
     found = autopar.pareto(target.model, target.args, mesh="dp=2", rungs=3, time_limit=12, hardware="h100-sxm")

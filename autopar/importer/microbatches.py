@@ -10,6 +10,7 @@ of the batch, sorting), nothing is proved.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,13 +18,20 @@ from typing import Any
 import torch
 
 from autopar import torch_compat
-from autopar.errors import CaptureError, UsageError
+from autopar.errors import CaptureError, NumberError, UsageError
 from autopar.graph import CONVERSION, Accumulation, Graph, Op, Tensor
+from autopar.importer.dense_gradients import COPY
 from autopar.rules import effect_of_number, family, find_rule, localize, strategies
 from autopar.sharding import ShardingSpec, Strategy
 
 COUNTED = "where every microbatch has as many targets that count"
 """The condition for a mean over targets that are not ignored, where another term is added."""
+WITHOUT_MICROBATCHES = "plan without --microbatches"
+"""What helps where no number of microbatches makes up the step, and one was asked for."""
+WITHOUT_STAGES = "plan without a pipeline"
+"""What helps there of a pipeline, which runs in microbatches anyway."""
+_LOSS_ALONE = "let forward return the loss alone"
+"""What helps where forward returns more, or no scalar."""
 MIXED = "several"
 """Stands for a divisor's name where there are several, or another term is added."""
 
@@ -34,8 +42,8 @@ def divisors(batch: int) -> str:
     return ", ".join(map(str, found[:12])) + (", ..." if len(found) > 12 else "")
 
 
-def batch_of(call: Any) -> int:
-    """The size of dim 0 of the first tensor of a call. Raises UsageError: there is none."""
+def batch_of(call: Any, instead: str = WITHOUT_STAGES) -> int:
+    """The size of dim 0 of the first tensor of a call. Raises UsageError: there is none; ``instead`` is what helps."""
     sizes: list[int] = []
 
     def note_size(tensor: Any) -> Any:
@@ -44,7 +52,7 @@ def batch_of(call: Any) -> int:
 
     torch_compat.map_tensors(note_size, call)
     if not sizes:
-        raise UsageError("no input has a dim that could be cut into microbatches", "plan without --microbatches")
+        raise UsageError("no input has a dim that could be cut into microbatches", instead)
     return sizes[0]
 
 
@@ -73,33 +81,46 @@ def cut_call(call: Any, count: int, number: int = 0) -> Any:
     return torch_compat.map_tensors(part, call)
 
 
-def accumulation(whole: Graph, part: Graph, count: int) -> Accumulation:
-    """How ``count`` microbatches, of which ``part`` is the graph, make up the step of the ``whole`` batch's.
+def _doubled(call: Any) -> Any:
+    """A call with each row of the batch twice."""
+    batch, made = batch_of(call), dict[int, torch.Tensor]()
 
-    Raises:
-        UsageError: a step that microbatches cannot make up at all.
-    """
-    for wrong, what in (
-        (whole.mode != "train", "a plan for inference has no gradients to accumulate"),
-        (any(whole.of_kind("tangent")), "without a scalar loss the step has no gradients of its own to accumulate"),
-        (any(output.kind == "buffer" for output in whole.outputs), f"each microbatch would change {_buffers(whole)}"),
-        (_inputs_with_gradient(whole) != "", f"the gradient of the input {_inputs_with_gradient(whole)} is of the whole batch"),
+    def twice(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.dim() or tensor.shape[0] != batch:
+            return tensor
+        if id(tensor) not in made:
+            made[id(tensor)] = torch.cat([tensor.detach(), tensor.detach()])
+        return made[id(tensor)]
+
+    return torch_compat.map_tensors(twice, call)
+
+
+def check_step(whole: Graph, instead: str) -> None:
+    """Raises UsageError: a step that no number of microbatches makes up; ``instead`` is what helps beside other models."""
+    buffers, inputs = _buffers(whole), _inputs_with_gradient(whole)
+    others = [output.name for output in whole.outputs if output.kind == "output" and whole.tensors[output.tensor].shape]
+    for wrong, what, hint in (
+        (whole.mode != "train", "a plan for inference has no gradients to accumulate", ""),
+        (any(whole.of_kind("tangent")), "without a scalar loss the step has no gradients of its own to accumulate", _LOSS_ALONE),
+        (buffers, f"each microbatch would change {buffers}", ""),
+        (inputs, f"the gradient of the input {inputs} is of the whole batch", "detach it"),
+        (others, f"the output {', '.join(others[:1])} would be kept for the whole batch", _LOSS_ALONE),
     ):
         if wrong:
-            raise UsageError(f"the model cannot be run in microbatches: {what}", "plan without --microbatches")
-    others = [output.name for output in whole.outputs if output.kind == "output" and whole.tensors[output.tensor].shape]
-    if others:
-        what = f"the output {others[0]} would be kept for the whole batch"
-        raise UsageError(f"the model cannot be run in microbatches: {what}", "let forward return the loss alone")
+            raise UsageError(f"the model cannot be run in microbatches: {what}", f"{hint}, or {instead}" if hint else instead)
+
+
+def accumulation(whole: Graph, part: Graph, count: int) -> Accumulation:
+    """How ``count`` microbatches, of which ``part`` is the graph, make up the step of the ``whole`` batch's."""
     cut = tuple(
         mine.tensor for mine, other in zip(part.inputs, whole.inputs, strict=True)
         if part.tensors[mine.tensor].shape != whole.tensors[other.tensor].shape
     )  # fmt: skip
     try:
         pairing = _Pairing(whole, part, count)
-        states = [pairing.state(output.tensor) for output in whole.outputs if output.kind == "output"]
+        named = [output for output in pairing.whole.outputs if output.kind == "output"]
+        states = [pairing.state(output.tensor) for output in named]
         if len({state.factor for state in states}) > 1:
-            named = [output for output in whole.outputs if output.kind == "output"]
             raise _Unproved(f"its outputs add up differently: {pairing.described({one.tensor: f'{one.name} is ' for one in named})}")
         pairing.check_gradients()
     except _Unproved as reason:
@@ -125,29 +146,50 @@ class Captures:
     Args:
         run: captures (args, kwargs, loss_args).
         call: with the whole batch.
+        instead: what hints say where no number of microbatches makes up the step.
     """
 
-    def __init__(self, run: Callable[..., Graph], call: tuple[Any, ...]) -> None:
-        self.run, self.call, self.made = run, call, dict[int, Graph]()
+    def __init__(self, run: Callable[..., Graph], call: tuple[Any, ...], instead: str = WITHOUT_STAGES) -> None:
+        self.run, self.call, self.instead, self.made = run, call, instead, dict[int, Graph]()
 
     def of(self, count: int) -> Graph:
-        """The graph of one of ``count`` microbatches. Raises UsageError: the step cannot be made up of so many."""
+        """The graph of one of ``count`` microbatches.
+
+        Raises:
+            UsageError: the step cannot be made up of any number. NumberError: the model does not run with so few rows.
+        """
         if count == 1:
             return self._captured(1)
-        whole, part = self._captured(1), self._captured(count)
+        whole = self._captured(1)
+        check_step(whole, self.instead)
+        part = self._captured(count)
         made = accumulation(whole, part, count)
-        rows = batch_of(self.call) // count
-        if not made.whole and rows == 1 and count % 2 == 0 and count > 2:  # a batch of one row may be captured as other operators
-            other = accumulation(whole, self._captured(count // 2), count // 2)
-            if other.whole and other.weight in (1.0, 2 / count):
-                made = replace(other, microbatches=count, cut=made.cut, weight=1.0 if other.weight == 1.0 else 1 / count)
-                if other.divisor and not _same_sum(other.divisor, part, self._captured(count // 2)):
-                    made = replace(made, divisor="", reason=COUNTED)
+        if not made.whole and batch_of(self.call) == count:
+            made = self._of_two_rows(made, part)
         return part.accumulated(made)
+
+    def _of_two_rows(self, made: Accumulation, part: Graph) -> Accumulation:
+        """How microbatches of one row add up that are captured as other operators: as those of two rows do.
+
+        Torch captures one row with fewer operators. Where it has more that are no views, the model itself treats it otherwise, and nothing is proved.
+        """
+        count, even = made.microbatches, made.microbatches % 2 == 0 and made.microbatches > 2
+        captures, number = (self, count // 2) if even else (Captures(self.run, _doubled(self.call)), count)
+        try:
+            whole, two = captures._captured(1), captures._captured(number)
+        except (CaptureError, NumberError):
+            return made
+        other = accumulation(whole, two, number)
+        graphs = part, two
+        ones, twos = (Counter(op.target for op in graph.ops if family(op) != "view" and op.target != COPY) for graph in graphs)
+        if ones - twos or not other.whole or other.weight not in (1.0, 1 / number):
+            return made
+        found = replace(other, microbatches=count, cut=made.cut, weight=1.0 if other.weight == 1.0 else 1 / count)
+        return found if not other.divisor or _same_sum(other.divisor, part, two) else replace(found, divisor="", reason=COUNTED)
 
     def numbers(self) -> tuple[int, ...]:
         """Powers of two that divide the batch, from 1 on."""
-        batch, found = batch_of(self.call), [1]
+        batch, found = batch_of(self.call, self.instead), [1]
         while batch % (2 * found[-1]) == 0:
             found.append(2 * found[-1])
         return tuple(found)
@@ -160,10 +202,12 @@ class Captures:
             except CaptureError as error:
                 if count == 1:
                     raise
-                message = f"the model cannot be run in {count} microbatches: {error.message}"
-                cut = f"every input whose dim 0 is that of the first, {batch_of(self.call)}, is cut"
-                hint = f"{cut}: what is no batch can be given a dim of 1 before it; or plan without --microbatches"
-                raise UsageError(message, hint) from error
+                message, batch = f"the model cannot be run in {count} microbatches: {error.message}", batch_of(self.call)
+                cut = f"every input whose dim 0 is that of the first, {batch}, is cut: what is no batch can be given a dim of 1 before it"
+                fewer = "take fewer microbatches, or " if any(batch % number == 0 for number in range(2, count)) else ""
+                refusal = NumberError(message, f"{cut}; or {fewer}{self.instead}")
+                refusal.rows = batch // count
+                raise refusal from error
         return self.made[count]
 
 
@@ -176,6 +220,19 @@ def _same_sum(name: str, one: Graph, two: Graph) -> bool:
         if one.tensors[ops[0].inputs[0]].shape:
             return True
         name = ops[0].inputs[0]
+
+
+def _without_copies(graph: Graph) -> Graph:
+    """The graph whose readers of a copy read what is copied: a microbatch of one row is captured with fewer copies."""
+    copied, ops = dict[str, str](), list[Op]()
+    for op in graph.ops:
+        inputs = tuple(copied.get(name, name) for name in op.inputs)
+        if op.target == COPY:
+            copied[op.outputs[0]] = inputs[0]
+        else:
+            ops.append(replace(op, inputs=inputs))
+    outputs = tuple(replace(output, tensor=copied.get(output.tensor, output.tensor)) for output in graph.outputs)
+    return replace(graph, ops=tuple(ops), outputs=outputs)
 
 
 class _Unproved(Exception):
@@ -199,9 +256,11 @@ class _Pairing:
     """The two captures, operator by operator."""
 
     def __init__(self, whole: Graph, part: Graph, count: int) -> None:
-        self.whole, self.part, self.count = whole, part, count
+        self.whole, self.part, self.count = _without_copies(whole), _without_copies(part), count
         self.states: dict[str, _State | str] = {}
         self.made: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self.same: dict[str, str] = {}
+        """The microbatch's tensor for each of the whole batch."""
         self.first: dict[str, str] = {}
         """Of a microbatch's tensors, which of them is the first that is made alike."""
         self.trained = {item.tensor for item in whole.inputs if item.kind in ("parameter", "input") and item.tensor in whole.gradients}
@@ -209,20 +268,32 @@ class _Pairing:
         for item in whole.inputs:
             same = next(other for other in part.inputs if (other.kind, other.name) == (item.kind, item.name))
             self.states[item.tensor] = _State(self._split(whole.tensors[item.tensor], part.tensors[same.tensor]))
+            self.same[item.tensor] = same.tensor
         self._walk("forward", self._after)
 
     def _walk(self, phase: str, after: Callable[[Op, Op], Iterator[_State]]) -> None:
         """The states of what the operators of a phase make, by what is said of each."""
         mine, others = ([op for op in graph.ops if op.phase == phase] for graph in (self.whole, self.part))
-        if [op.target for op in mine] != [op.target for op in others]:
-            raise _Unproved("a microbatch is captured as other operators than the whole batch")
-        for op, other in zip(mine, others, strict=True):
+        for op, other in self._paired(mine, others):
             key = other.target, str(other.args), str(other.kwargs), *(self.first.get(name, name) for name in other.inputs)
             self.first.update(zip(other.outputs, self.made.setdefault(key, other.outputs), strict=True))
             try:
                 self.states.update(zip(op.outputs, after(op, other), strict=True))
             except _Unproved as reason:
                 self.states.update(dict.fromkeys(op.outputs, str(reason)))
+
+    def _paired(self, mine: Sequence[Op], others: Sequence[Op]) -> Iterator[tuple[Op, Op]]:
+        """Each operator with the microbatch's that reads the same, in whatever order: of several alike, they come in order."""
+        waiting: dict[tuple[str, tuple[str, ...]], list[Op]] = {}
+        for other in reversed(others):
+            waiting.setdefault((other.target, other.inputs), []).append(other)
+        for op in mine:
+            alike = waiting.get((op.target, tuple(self.same[name] for name in op.inputs)), [])
+            if not alike or len(mine) != len(others):
+                raise _Unproved("a microbatch is captured as other operators than the whole batch")
+            other = alike.pop()
+            self.same.update(zip(op.outputs, other.outputs, strict=True))
+            yield op, other
 
     def check_gradients(self) -> None:
         """Raises _Unproved: a gradient that is no sum over rows. Of a derivative of forward it is one, and adds up as the loss does; what
@@ -277,6 +348,8 @@ class _Pairing:
         return dtype.is_floating_point
 
     def _split(self, whole: Tensor, part: Tensor) -> ShardingSpec:
+        if len(whole.shape) != len(part.shape):
+            raise _Unproved(f"{whole.name} has other dims in a microbatch")
         ends = [(0,) if one != other else () for one, other in zip(whole.shape, part.shape, strict=True)]
         if sum(map(bool, ends)) > 1:
             raise _Unproved(f"{whole.name} has two dims of the batch's size")

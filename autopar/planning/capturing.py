@@ -36,13 +36,17 @@ class CapturedGraph:
         return self.graph
 
 
-def captures_of(target: Target, *, mode: Mode, compute_dtype: str | None, pins: Mapping[str, str]) -> Captures:
+def captures_of(
+    target: Target, *, mode: Mode, compute_dtype: str | None, pins: Mapping[str, str], staged: bool = False
+) -> Captures:  # fmt: skip
     """The model's graphs.
 
     Args:
         pins: those that split a fused weight as a whole keep it whole in the graph.
+        staged: they are for a pipeline, and hints name what helps there.
     """
     from autopar.importer import Captures, capture_graph  # for start-up time: imports torch
+    from autopar.importer.microbatches import WITHOUT_MICROBATCHES, WITHOUT_STAGES
     from autopar.placements import plain_dims, without_placement
 
     kwargs: Any = dict(target.kwargs) if isinstance(target.kwargs, Mapping) else target.kwargs  # what else it is, capture refuses
@@ -55,4 +59,5 @@ def captures_of(target: Target, *, mode: Mode, compute_dtype: str | None, pins: 
             )  # fmt: skip
         return graph
 
-    return Captures(run, without_placement((target.args, kwargs, target.loss_args)))
+    call = without_placement((target.args, kwargs, target.loss_args))
+    return Captures(run, call, WITHOUT_STAGES if staged else WITHOUT_MICROBATCHES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from autopar.cost_models import UNLIMITED, Machine, Mesh
 from autopar.ending import put_together
-from autopar.errors import InfeasibleError, TimeLimitError, UsageError
+from autopar.errors import InfeasibleError, NumberError, TimeLimitError, UsageError
 from autopar.graph import Graph, layer_of
 from autopar.options import AUTO, PlanOptions, user_errors
 from autopar.pipeline import STAGE_AXIS, find_units, stage_mesh
@@ -176,7 +176,7 @@ def _open(target: Target, options: PlanOptions) -> PlanSession:
     _check(options)
     if isinstance(target.model, Graph):
         options = replace(options, microbatches=target.model.microbatches)
-    session = open_session(target, options)
+    session = open_session(target, options, staged=True)
     for name in session.pins:
         if name.startswith("output:"):
             raise UsageError(f"the pin {name}: the loss is all that a pipeline hands out, and lies whole on each rank", "drop the pin")
@@ -212,6 +212,7 @@ class _Drafts:
         bounds: seconds, for each mesh by number of microbatches. Of what is not drafted, since its bound is too high, ``least``.
         ends: when drafts end, of ``perf_counter``. The first has all of the time, where there is no other plan.
         longest: seconds that one draft took, at most.
+        refused: numbers of microbatches that the step cannot be made of, and why.
     """
 
     session: PlanSession
@@ -222,6 +223,7 @@ class _Drafts:
     bounds: dict[Mesh, dict[int, float]] = field(default_factory=dict)
     ends: float = math.inf
     longest: float = 0.0
+    refused: dict[int, NumberError] = field(default_factory=dict)
 
     def plan(self, meshes: Iterable[Mesh]) -> PipelinePlan | None:
         """The best pipeline; None where none found takes less than ``least`` seconds.
@@ -262,9 +264,10 @@ class _Drafts:
         """
         before, best = math.inf, None
         for mesh in meshes:
-            numbers, step = _numbers(self.session, mesh), math.inf
+            step = math.inf
             try:
-                for number in numbers[_first_place(numbers, mesh) :]:
+                numbers, first = self._numbers(mesh)
+                for number in numbers[first:]:
                     step = self.draft(mesh, number)
                     if number in self.bounds.get(mesh, ()):
                         break  # it fits, or is too slow: with more microbatches ranks idle less, and operators take as long or longer
@@ -281,10 +284,43 @@ class _Drafts:
 
     def draft_numbers(self, mesh: Mesh) -> None:
         """Drafts with more microbatches than the first number as long as they gain; where they do not, with fewer."""
-        numbers = _numbers(self.session, mesh)
-        first = _first_place(numbers, mesh)
+        numbers, first = self._numbers(mesh)
         if not self._draft_while_gaining(mesh, numbers[first + 1 :]):
             self._draft_while_gaining(mesh, numbers[:first][::-1])
+
+    def _numbers(self, mesh: Mesh) -> tuple[tuple[int, ...], int]:
+        """The numbers of microbatches to try, and the place of the first, of which the step can be made.
+
+        Raises:
+            UsageError: it can be made of none.
+        """
+        while True:
+            numbers = _numbers(self.session, mesh, self.refused)
+            if not numbers:
+                raise self._refusal()
+            first = _first_place(numbers, mesh)
+            if self._usable(numbers[first]) is not None:
+                return numbers, first
+
+    def _usable(self, number: int) -> Graph | None:
+        """The graph of one of so many microbatches; None where the step cannot be made of them, and the user asked for no number."""
+        if number in self.refused:
+            return None
+        try:
+            return self.session.usable(number)
+        except NumberError as error:
+            if self.session.options.microbatches != AUTO:
+                raise
+            self.refused[number] = error
+            return None
+
+    def _refusal(self) -> UsageError:
+        """Why no number can be used: the reason of the largest of which each has several rows, where there is one."""
+        *fewer, most = sorted(self.refused)
+        told = max(self.refused, key=lambda number: (self.refused[number].rows != 1, number))
+        tried = f"none of {', '.join(map(str, fewer))} and {most} can" if fewer else f"{most} cannot"
+        message = f"a pipeline runs in microbatches, and {tried} be used: {self.refused[told].message}"
+        return NumberError(message, self.refused[min(self.refused)].hint)
 
     def _draft_while_gaining(self, mesh: Mesh, numbers: Sequence[int]) -> bool:
         """Drafts with one number after another until one gains nothing, or time is up. Whether any gained."""
@@ -316,12 +352,9 @@ class _Drafts:
         began = perf_counter()
         if (self.made or self.least < math.inf) and began + self.longest > self.ends:
             raise TimeLimitError("the time for drafts was used up", "allow more time (--time-limit)")
-        graph = self.session.captures.of(number)
-        if number != 1 and not graph.accumulation.whole:
-            if self.made:
-                return math.inf
-            message = f"{number} microbatches do not add up to the batch: {graph.accumulation.reason}"
-            raise UsageError(message, "let the loss be a sum or a mean over rows, or plan without a pipeline")
+        graph = self._usable(number)
+        if graph is None:
+            return math.inf
         least = min([self.least, *(one.step for one in self.made)])
         request = self._request(mesh, graph)
         with user_errors():
@@ -369,11 +402,12 @@ class _Drafts:
         return made
 
 
-def _numbers(session: PlanSession, mesh: Mesh) -> tuple[int, ...]:
-    """The numbers of microbatches to try: fewer than stages leave some without work."""
+def _numbers(session: PlanSession, mesh: Mesh, refused: Collection[int] = ()) -> tuple[int, ...]:
+    """The numbers of microbatches to try: fewer than stages leave some without work, and more than ``refused`` are refused too."""
     if session.options.microbatches != AUTO:
         return session.numbers
-    return tuple(number for number in session.numbers if number >= mesh.sizes[0]) or session.numbers[-1:]
+    found = session.numbers if not refused else tuple(number for number in session.numbers if 1 < number < min(refused))
+    return tuple(number for number in found if number >= mesh.sizes[0]) or found[-1:]
 
 
 def _first_place(numbers: Sequence[int], mesh: Mesh) -> int:

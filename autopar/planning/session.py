@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from autopar.cost_models import Machine
 from autopar.effort import check_deadline, within
 from autopar.ending import put_together
-from autopar.errors import AutoparError, TimeLimitError, UsageError
+from autopar.errors import AutoparError, NumberError, TimeLimitError, UsageError
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
 from autopar.options import AUTO, PlanOptions, check_number, user_errors
@@ -178,13 +178,28 @@ class PlanSession:
         """
         for number in self.numbers:
             if number != self.numbers[0]:
-                with within(ends, _passed_in_capture(self.options)):
-                    graph = self.captures.of(number)
-                if self.options.microbatches == AUTO and not graph.accumulation.whole:
-                    said = f"{number} microbatches and more are not tried: {graph.accumulation.reason}"
+                try:
+                    with within(ends, _passed_in_capture(self.options)):
+                        self.usable(number)
+                except UsageError as error:
+                    said = f"{number} microbatches and more are not tried: {error.message}"
                     warnings.warn(said, MicrobatchWarning, stacklevel=5)
                     return
             yield number
+
+    def usable(self, number: int) -> Graph:
+        """The graph of one of so many microbatches.
+
+        Raises:
+            UsageError: no number can be run. NumberError: this one cannot, or does not add up to the batch.
+        """
+        graph = self.captures.of(number)
+        if number != 1 and not graph.accumulation.whole:
+            message = f"the microbatches do not add up to the batch: {graph.accumulation.reason}"
+            refusal = NumberError(message, "let the loss be a sum or a mean over rows, or plan without a pipeline")
+            refusal.rows = min((graph.tensors[name].shape[0] for name in graph.accumulation.cut), default=0)
+            raise refusal
+        return graph
 
     def screen(self, memory_limit: int, number: int, machine: Machine) -> Screened | None:
         """The best plan by hand on a machine with a number of microbatches, estimated; None where none applies."""
@@ -286,12 +301,13 @@ class PlanSession:
         return Planned(plan, found.interrupted or interrupted)
 
 
-def open_session(target: Target, options: PlanOptions, captures: Captures | None = None) -> PlanSession:
+def open_session(target: Target, options: PlanOptions, captures: Captures | None = None, *, staged: bool = False) -> PlanSession:
     """Captures the model, and collects the pins that stand in it.
 
     Args:
         target: its model may be a captured Graph.
         captures: the model's graphs, where several sessions share them; they were captured with the same pins.
+        staged: a pipeline is planned, and hints name what helps there.
 
     Raises:
         CaptureError: the model cannot be captured. UsageError: a pin that fits no mesh, or a number of microbatches that the step cannot be
@@ -305,7 +321,9 @@ def open_session(target: Target, options: PlanOptions, captures: Captures | None
         graphs: Graphs = CapturedGraph(given)
         numbers: tuple[int, ...] = (given.microbatches,)
     else:
-        made = captures or captures_of(target, mode=options.mode, compute_dtype=options.compute_dtype, pins=options.pins)
+        made = captures or captures_of(
+            target, mode=options.mode, compute_dtype=options.compute_dtype, pins=options.pins, staged=staged
+        )  # fmt: skip
         graphs, numbers = made, made.numbers() if options.microbatches == AUTO else (check_number(options.microbatches),)
     here = not isinstance(given, Graph) and captures is None
     with within(options.deadline, _passed_in_capture(options)) if here else nullcontext():

@@ -237,11 +237,22 @@ def leaves(tree: Any, value: Any, place: str = "the value") -> Iterator[tuple[st
             yield from leaves(child, below, f"{place}.{key}")
     elif isinstance(tree, (list, tuple)):
         if not isinstance(value, (list, tuple)) or len(value) != len(tree):
-            raise OtherCallError(f"{place} is {value!r:.80}, the captured call had {len(tree)} items there", _HINT)
+            raise OtherCallError(f"{place} is {_shown(value):.80}, the captured call had {len(tree)} items there", _HINT)
         for index, (child, below) in enumerate(zip(tree, value, strict=True)):
             yield from leaves(child, below, f"{place}[{index}]")
     elif isinstance(value, torch.Tensor) or value != tree:
-        raise OtherCallError(f"{place} is {value!r:.80}, the plan was made for {tree!r:.80}", _HINT)
+        raise OtherCallError(f"{place} is {_shown(value):.80}, the plan was made for {tree!r:.80}", _HINT)
+
+
+def _shown(value: Any) -> str:
+    """A value of a call on one line, tensors by dtype and shape."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor, {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_shown, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_shown(item)}' for key, item in value.items())}}}"
+    return " ".join(repr(value).split())
 
 
 def _named(value: Mapping[Any, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import autopar
 from autopar.plan import Plan
 from autopar.runtime import export_program, load_program
+from autopar.runtime.calls import OtherCallError, leaves
 from tests.runtime.test_training import gradients, on_ranks, refused, same, whole
 
 IDS, TARGETS = torch.randint(0, 32, (8, 4)), torch.randint(0, 32, (8, 4))
@@ -179,3 +180,20 @@ def test_what_is_no_call_of_the_model_stays_refused(tmp_path: Any) -> None:
         assert "argument scale is a object, which no program can be made for" in kind
         assert "input idx is float64 [8, 4], planned was int64 [8, 4]" in floats
         assert "the call differs from the captured one in 1 arguments by position where it had 2" in exported
+
+
+@pytest.mark.parametrize(
+    ("tree", "value", "said"),
+    [
+        (None, torch.zeros(8, 4, dtype=torch.bool), "the value is a tensor, bool [8, 4], the plan was made for None"),
+        (None, {"x": [torch.zeros(2), 1]}, "the value is {x: [a tensor, float32 [2], 1]}, the plan was made for None"),
+        ([{"tensor": "x"}], (torch.zeros(2), torch.ones(3)), "[a tensor, float32 [2], a tensor, float32 [3]], the captured call had 1"),
+        ([{"tensor": "x"}], torch.zeros(2), "the value is a tensor, float32 [2], the captured call had 1 items there"),
+        (1, "two", "the value is 'two', the plan was made for 1"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_told_by_dtype_and_shape(tree: Any, value: Any, said: str) -> None:
+    """Its first rows were printed, on several lines."""
+    with pytest.raises(OtherCallError) as caught:
+        list(leaves(tree, value))
+    assert said in caught.value.message
