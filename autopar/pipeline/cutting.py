@@ -4,6 +4,8 @@ A cut names the first module of each stage but the first. Forward operators are 
 module that it comes from. What crosses from one stage to another is a ``Boundary``. Three kinds of operators are copied instead of crossed:
 those that read no parameter (positions, masks), those that read parameters alone (conversions of weights), and constants of backward.
 
+What is drawn at random, and what depends on it, is never copied: stages would draw different numbers. The first that reads it makes it.
+
 A parameter that several stages read is *tied*: each of them holds it and makes a gradient of its own, to be summed once a step.
 """
 
@@ -16,6 +18,7 @@ from functools import cached_property
 from autopar.cost_models import Mesh
 from autopar.errors import UsageError
 from autopar.graph import CONVERSION, DIVISOR, RECEIVE, SEND, Accumulation, Graph, GraphInput, GraphOutput, Op, Phase, layer_of
+from autopar.rules import find_rule, seed_of
 
 STAGE_AXIS = "pp"
 """The mesh axis that a pipeline's stages lie along, the outermost."""
@@ -90,9 +93,9 @@ def find_units(graph: Graph) -> dict[str, int]:
 
     A unit is an equal layer (``layers.3``), or a module outside of them (``norm``, ``head``).
     """
-    copied, found = _copied(graph), dict[str, int]()
+    movable, found = _movable(graph), dict[str, int]()
     for index, op in enumerate(graph.ops):
-        if op.phase == "forward" and op.module and op.name not in copied:
+        if op.phase == "forward" and op.module and op.name not in movable:
             found.setdefault(layer_of(op.module) or op.module, index)
     return found
 
@@ -118,6 +121,11 @@ def cut_graph(graph: Graph, cut: Sequence[str], positions: int | None = None) ->
 
 
 def _check(graph: Graph) -> None:
+    maker = graph.producer.get(graph.accumulation.divisor)
+    if maker is not None and maker.name not in _movable(graph):
+        where = f" (at {maker.location})" if maker.location else ""
+        message = f"the loss is a mean over a number that the model computes with its parameters, in one stage alone{where}"
+        raise UsageError(message, "count it from the inputs alone, or plan without pp")
     if graph.mode != "train" or graph.loss is None:
         raise UsageError("a pipeline needs a training graph with a scalar loss", "let forward return the loss, or pass loss=")
     for output in graph.outputs:
@@ -132,8 +140,8 @@ def _check(graph: Graph) -> None:
 
 def _starts(graph: Graph, cut: Sequence[str]) -> list[int]:
     """The index of the first operator of each stage but the first."""
-    copied, found = _copied(graph), list[int]()
-    forward = [(index, op) for index, op in enumerate(graph.ops) if op.phase == "forward" and op.name not in copied]
+    movable, found = _movable(graph), list[int]()
+    forward = [(index, op) for index, op in enumerate(graph.ops) if op.phase == "forward" and op.name not in movable]
     for name in cut:
         inside = (index for index, op in forward if op.module == name or op.module.startswith(f"{name}."))
         index = next(inside, None)
@@ -147,21 +155,24 @@ def _starts(graph: Graph, cut: Sequence[str]) -> list[int]:
     return found
 
 
-def _copied(graph: Graph) -> frozenset[str]:
-    """The operators that each stage runs for itself: forward ones that read no parameter, or parameters alone; constants of backward."""
+def _movable(graph: Graph) -> dict[str, bool]:
+    """The operators that no cut places by their order, and whether each depends on a draw.
+
+    They are operators of forward that read no parameter, or parameters alone, and constants of backward.
+    """
     known = {"parameter": frozenset({"weight"}), "input": frozenset({"call"})}
     fed = {item.tensor: known.get(item.kind, frozenset[str]()) for item in graph.inputs}
-    found = set[str]()
+    found = dict[str, bool]()
     for op in graph.ops:
         if op.phase == "backward":
             if not op.inputs and op.name != graph.loss_gradient:
-                found.add(op.name)
+                found[op.name] = False
             continue
-        of = frozenset[str]().union(*(fed[name] for name in op.inputs))
+        of = frozenset[str]().union(*(fed[name] for name in op.inputs), {"draw"} if seed_of(op) is not None else ())
         if not of >= {"weight", "call"}:
-            found.add(op.name)
+            found[op.name] = "draw" in of
         fed.update(dict.fromkeys(op.outputs, of))
-    return frozenset(found)
+    return found
 
 
 class _Cutter:
@@ -169,7 +180,11 @@ class _Cutter:
 
     def __init__(self, graph: Graph, starts: Sequence[int]) -> None:
         self.graph, self.starts, self.count = graph, starts, len(starts) + 1
-        self.copied = _copied(graph)
+        movable = _movable(graph)
+        self.copied = frozenset(name for name, drawn in movable.items() if not drawn)
+        """The operators that each stage runs for itself."""
+        self.drawn = movable.keys() - self.copied
+        """The operators that depend on draws, each run by the first stage that reads what it makes."""
         self.entering = {item.tensor: item for item in graph.inputs}
         self.stage: dict[str, int] = {}
         """Of each operator that is not copied."""
@@ -193,6 +208,11 @@ class _Cutter:
         for index, op in enumerate(self.graph.ops):
             if op.phase == "forward" and op.name not in self.copied:
                 self.stage[op.name] = sum(start <= index for start in self.starts)
+        for op in reversed(self.graph.ops):
+            if op.name in self.drawn:
+                readers = [self.stage[name] for name in self.graph.readers(op) if name in self.stage]
+                counted = self.graph.accumulation.divisor in op.outputs  # each stage reads it after its forward
+                self.stage[op.name] = 0 if counted else min(readers, default=self.stage[op.name])
 
     def _place_backward(self) -> None:
         homes: dict[str, set[int]] = {}
@@ -244,34 +264,75 @@ class _Cutter:
         """The operators that sum or convert gradients of tied parameters, as each stage runs them; and each stage's own gradient."""
         rewritten: dict[str, dict[int, Op]] = {}
         own: dict[GraphOutput, dict[int, str]] = {}
-        leaving = [output.tensor for output in self.graph.outputs]
         for output, owner in self.graph.owners.items():
             if output.kind != "gradient" or owner not in self.tied:
                 continue
-
-            def walk(tensor: str, *, top: bool = False) -> dict[int, str]:
-                op = self.graph.producer[tensor]
-                alone = leaving.count(tensor) == top and len(self.graph.consumers[tensor]) == (not top)
-                adds = op.target == ADDING and len(op.inputs) == 2 and not op.kwargs
-                if not alone or not (adds or (op.target in _LINEAR and len(op.inputs) == 1)):
-                    return {self.stage[op.name]: tensor}
-                parts = [walk(name) for name in op.inputs]
-                made = {}
-                for stage in sorted(set().union(*parts)):
-                    inputs = tuple(part[stage] for part in parts if stage in part)
-                    if len(inputs) == len(op.inputs):
-                        rewritten.setdefault(op.name, {})[stage] = replace(op, inputs=inputs)
-                    made[stage] = op.outputs[0] if len(inputs) == len(op.inputs) else inputs[0]
-                rewritten.setdefault(op.name, {})
-                return made
-
-            own[output] = walk(output.tensor, top=True)
-            if set(own[output]) != set(self.tied[owner]):
+            tied = self.tied[owner]
+            for far in (False, True):
+                parts, ops = self._take_apart(output.tensor, tied, top=True, far=far)
+                if set(parts) == set(tied):
+                    break
+            else:
                 where = self.graph.producer[output.tensor]
                 line = f" (at {where.location})" if where.location else ""
-                message = f"{output.name} is read in stages {list(self.tied[owner])}, and {where.target} joins their gradients{line}"
+                message = f"{output.name} is read in stages {list(tied)}, and {where.target} joins their gradients{line}"
                 raise UsageError(message, "cut the model so that one stage reads the weight, or plan without pp")
+            own[output] = parts
+            rewritten |= ops
         return rewritten, own
+
+    def _take_apart(
+        self, tensor: str, stages: Sequence[int], *, top: bool = False, far: bool
+    ) -> tuple[dict[int, str], dict[str, dict[int, Op]]]:
+        """The parts of a gradient by the stage that makes them, and the operators on the way as each stage runs them.
+
+        Args:
+            stages: that read the parameter.
+            top: whether it is the gradient that leaves.
+            far: see ``_summed``.
+        """
+        op = self.graph.producer[tensor]
+        whole = {self.stage[op.name]: tensor}
+        leaves = sum(output.tensor == tensor for output in self.graph.outputs)
+        alone = leaves == top and len(self.graph.consumers[tensor]) == (not top)
+        summed = self._summed(op, stages, far) if alone else ()
+        if not summed:
+            return whole, {}
+        made, mine, ops = dict[int, str](), dict[int, Op](), dict[str, dict[int, Op]]()
+        parts = dict[int, dict[int, str]]()
+        for place in summed:
+            parts[place], below = self._take_apart(op.inputs[place], stages, far=far)
+            ops |= below
+        found = set().union(*parts.values())
+        if far and not found.issubset(stages):
+            return whole, {}
+        for stage in sorted(found):
+            given = {place: part[stage] for place, part in parts.items() if stage in part}
+            if len(given) == len(summed):
+                mine[stage] = replace(op, inputs=tuple(given.get(place, name) for place, name in enumerate(op.inputs)))
+            made[stage] = op.outputs[0] if len(given) == len(summed) else next(iter(given.values()))
+        return made, ops | {op.name: mine}
+
+    def _summed(self, op: Op, stages: Sequence[int], far: bool) -> tuple[int, ...]:
+        """The inputs of an operator of backward that may be parts of a sum, one in each stage; of all others each stage has the whole.
+
+        Args:
+            far: whether all operators count that give the same of a sum as the sum of what they give, not views and conversions alone.
+        """
+        adds = op.target == ADDING and len(op.inputs) == 2 and not op.kwargs
+        if adds or (op.target in _LINEAR and len(op.inputs) == 1):
+            return tuple(range(len(op.inputs))) if all(map(self._crosses, op.inputs)) else ()
+        if not far:
+            return ()
+        makers = [self.graph.producer.get(name) for name in op.inputs]
+        found = [place for place, maker in enumerate(makers) if maker and maker.phase == "backward" and maker.name not in self.copied]
+        there = all(self._is_in(name, stages) for place, name in enumerate(op.inputs) if place not in found)
+        linear = len(op.outputs) == 1 and tuple(found) in find_rule(op, self.graph.tensors).flows
+        return tuple(found) if there and linear and len(found) == 1 else ()
+
+    def _is_in(self, tensor: str, stages: Sequence[int]) -> bool:
+        """Whether each of some stages has a tensor of forward without receiving it in backward."""
+        return not self._crosses(tensor) or self.readers.get(tensor, set()).issuperset(stages)
 
     def _ops_of(self, stage: int) -> tuple[Op, ...]:
         """The operators that a stage runs, in order, with the copied ones that these read."""
@@ -311,6 +372,7 @@ class _Cutter:
         """The tensors that a stage reads and another makes, with that one."""
         made = {name for op in ops for name in op.outputs}
         read = [name for op in ops for name in op.inputs] + [output.tensor for output, _ in self._outputs(stage)]
+        read.append(self.graph.accumulation.divisor)
         found = dict.fromkeys(name for name in read if name not in made and self._crosses(name))
         return {name: self.stage[self.graph.producer[name].name] for name in found}
 

@@ -79,10 +79,16 @@ class MicrobatchedStep:
         self.common: list[Values] | None = None
         """What is made before the first microbatch and read in all."""
 
-    def forward(self, number: int, ranks: Sequence[Values]) -> None:
-        """Runs forward of a microbatch on what each hosted rank holds of it, and adds its outputs up."""
+    def forward(self, number: int, ranks: Sequence[Values], send: Callable[[], None] | None = None) -> None:
+        """Runs forward of a microbatch on what each hosted rank holds of it, and adds its outputs up.
+
+        Args:
+            send: called before a mean's divisor of nothing becomes one, so that other stages count it as nothing too.
+        """
         with self._within(number):
             self.executable.forward(ranks, self.observed)
+        if send is not None:
+            send()
         self.weights.take(number, ranks)
         if self.made.microbatches > 1:
             found = [{name: held[name].clone() for name in self.leaving} for held in ranks]

@@ -96,8 +96,9 @@ class StageRun:
             self.step.backward(microbatch, ranks, send)
             return
         if part == "forward":
-            self.step.forward(microbatch, ranks)
-        elif part == "weights":
+            self.step.forward(microbatch, ranks, send)
+            return
+        if part == "weights":
             self.step.make_weight_gradients(microbatch, ranks)
         else:
             self.step.make_input_gradients(microbatch, ranks)

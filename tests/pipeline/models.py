@@ -52,6 +52,55 @@ class Masked(nn.Module):
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten(), ignore_index=-1)
 
 
+class Undoing(nn.Linear):
+    """Undoes what the layer before has done with draws, and does it again behind it."""
+
+    def forward(self, x: Tensor, noise: Tensor, turned: Tensor) -> Tensor:  # type: ignore[override]
+        x = super().forward(torch.where(turned, -x, x - noise))
+        return torch.where(turned, -x, x + noise)
+
+
+class Drawn(nn.Module):
+    """Draws do not matter where all layers read the same: what they do is undone. They choose rows of a mean, few of rows that are alike.
+
+    Numbers, a mask, an order and a scale that has a gradient are read in several layers.
+    """
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.layers = nn.ModuleList(Undoing(width, width, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        noise, turned, scale = torch.randn_like(x), torch.rand_like(x) < 0.5, self.scale + torch.rand((), dtype=x.dtype)
+        order, counted = torch.rand(x.shape[:2]).argsort(1), (torch.rand(x.shape[:1]) < 0.15).to(x.dtype)
+        x = scale * x.gather(1, order.unsqueeze(-1).expand_as(x))
+        x = torch.where(turned, -x, x + noise)
+        for layer in self.layers:
+            x = layer(x, noise, turned)
+        x = torch.where(turned, -x, x - noise) / scale
+        x = x.gather(1, order.argsort(1).unsqueeze(-1).expand_as(x))
+        return (((x - y) ** 2).mean((1, 2)) * counted).sum() / counted.sum()
+
+
+class RelativeBias(nn.Module):
+    """Layers of attention that share a learned bias by the distance, made of the weight alone."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.enter, self.bias = nn.Linear(width, width), nn.Embedding(32, 2)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x, place = self.enter(x), torch.arange(x.shape[1])
+        bias = self.bias((place[None] - place[:, None]).clamp(-16, 15) + 16).permute(2, 0, 1)[None]
+        for layer in self.layers:
+            heads = layer(x).view(*x.shape[:2], 2, -1).transpose(1, 2)
+            x = x + ((heads @ heads.transpose(-1, -2) + bias).softmax(-1) @ heads).transpose(1, 2).reshape(x.shape)
+        return nn.functional.cross_entropy(self.head(x.mean(1)), y)
+
+
 def _gpt(tied: bool) -> tuple[Any, tuple[Any, ...]]:
     target = zoo.build("gpt2", layers=4, batch=8, seq=8, width=16, heads=4, vocab=32, dtype="float64")
     model = zoo.materialize(target.model)
@@ -75,6 +124,14 @@ def _masked() -> tuple[Any, tuple[Any, ...]]:
     return Masked().double(), (torch.randn(8, 6, 8).double(), torch.randint(1, 6, (8,)), targets)
 
 
+def _drawn() -> tuple[Any, tuple[Any, ...]]:
+    return Drawn().double(), (torch.randn(1, 4, 8).double().repeat(16, 1, 1), torch.randn(1, 4, 8).double().repeat(16, 1, 1))
+
+
+def _relative_bias() -> tuple[Any, tuple[Any, ...]]:
+    return RelativeBias().double(), (torch.randn(8, 6, 16).double(), torch.randint(0, 4, (8,)))
+
+
 MODELS: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
     "gpt tied": lambda: _gpt(True),
     "gpt untied": lambda: _gpt(False),
@@ -82,6 +139,8 @@ MODELS: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
     "moe": lambda: _zoo("moe", width=16, heads=4, hidden=16, experts=4),
     "encoder-decoder": _encoder_decoder,
     "masked": _masked,
+    "drawn": _drawn,
+    "relative bias": _relative_bias,
 }
 
 

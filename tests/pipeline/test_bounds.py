@@ -22,7 +22,7 @@ from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import CONTRACTION, Space
 from tests.pipeline.models import capture, machine
 
-MODELS = ("gpt tied", "gpt untied", "llama", "moe", "encoder-decoder", "masked")
+MODELS = ("gpt tied", "gpt untied", "llama", "moe", "encoder-decoder", "masked", "drawn", "relative bias")
 
 
 @cache

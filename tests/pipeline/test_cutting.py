@@ -6,9 +6,10 @@ from collections import Counter
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import autopar
+from autopar.dialect.library import STILL
 from autopar.errors import UsageError
 from autopar.graph import DIVISOR, Graph
 from autopar.pipeline import Boundary, Stages, cut_graph, find_units
@@ -21,7 +22,12 @@ CUTS = {
     "moe": ("layers.1", "layers.3"),
     "encoder-decoder": ("encoder.1", "decoder.1"),
     "masked": ("layers.1", "head"),
+    "drawn": ("layers.1", "layers.3"),
+    "relative bias": ("layers.1", "layers.3"),
 }
+
+JOINING = {"aten.add.Tensor", "aten.sum.dim_IntList", "aten.squeeze.dim", "aten.permute.default", "autopar.embedding_backward.default"}
+"""Operators of backward behind which, or before which, gradients of the bias's weight are summed."""
 
 
 def whole_and_stages(name: str) -> tuple[Graph, Stages]:
@@ -33,12 +39,13 @@ def whole_and_stages(name: str) -> tuple[Graph, Stages]:
 def test_every_operator_that_reads_weights_and_inputs_is_in_one_stage(name: str) -> None:
     graph, stages = whole_and_stages(name)
     count = Counter(op.name for stage in stages.graphs for op in stage.ops)
-    weights = {item.tensor for item in graph.of_kind("parameter")}
+    weights, given = {item.tensor for item in graph.of_kind("parameter")}, {item.tensor for item in graph.of_kind("input")}
     for op in graph.ops:
-        reads = weights.intersection(op.inputs)
-        if op.phase == "forward" and reads and not weights.issuperset(op.inputs):
-            assert count[op.name] == 1, op
-    assert all(count[op.name] <= 1 for op in graph.ops if op.phase == "backward" and op.inputs and op.target != "aten.add.Tensor")
+        if op.phase == "forward" and not given.isdisjoint(op.inputs):
+            given.update(op.outputs)
+            assert count[op.name] == 1 or weights.isdisjoint(op.inputs), op
+    apart = JOINING if name == "relative bias" else {"aten.add.Tensor"}
+    assert all(count[op.name] <= 1 for op in graph.ops if op.phase == "backward" and op.inputs and op.target not in apart)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -93,6 +100,64 @@ def test_masks_and_positions_are_copied() -> None:
     making = [{op.target for op in stage.ops} for stage in stages.graphs]
     assert "aten.arange.default" in making[0] and "aten.arange.default" in making[1]
     assert all(any(output.name == DIVISOR for output in stage.outputs) for stage in stages.graphs)
+
+
+def test_what_is_drawn_is_made_in_one_stage() -> None:
+    """The first that reads it; what is computed from it too."""
+    graph, stages = whole_and_stages("drawn")
+    count = Counter(op.name for stage in stages.graphs for op in stage.ops)
+    draws = {op.name for op in graph.ops if op.target in STILL}
+    made = [{op.name for op in stage.ops} & draws for stage in stages.graphs]
+    assert len(draws) == 5 and made == [draws, set(), set()]
+    found = set(draws)
+    for op in graph.ops:
+        if op.phase == "forward" and any(graph.producer[name].name in found for name in op.inputs if name in graph.producer):
+            found.add(op.name)
+            assert count[op.name] == 1, op
+    crossing = {one.tensor for one in stages.boundaries if one.half == "forward"}
+    assert {"bool", "int64", "float64"} == {graph.tensors[name].dtype for name in crossing}
+
+
+class Late(nn.Module):
+    """Draws once for all layers at the beginning, and each layer reads one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        draws = [2 * torch.rand_like(x) for _ in self.layers]
+        for layer, drawn in zip(self.layers, draws, strict=True):
+            x = layer(x) * drawn
+        return x.sum()
+
+
+def test_what_one_stage_reads_is_drawn_there() -> None:
+    stages = cut_graph(autopar.capture(Late(), (torch.randn(8, 4),), microbatches=2), ["layers.1", "layers.2"])
+    assert [sum(op.target in STILL for op in stage.ops) for stage in stages.graphs] == [1, 1, 1]
+    assert len([one for one in stages.boundaries if one.half == "forward"]) == 2
+
+
+class Counting(nn.Module):
+    """A mean over the rows that the model itself chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        kept = (x.detach().mean(-1) > 0).to(x.dtype)
+        return ((x**2).mean(-1) * kept).sum() / kept.sum()
+
+
+def test_a_mean_over_what_one_stage_counts_is_refused() -> None:
+    """The others do not know what a microbatch weighs."""
+    graph = autopar.capture(Counting(), (torch.randn(8, 4),), microbatches=2)
+    assert graph.accumulation.divisor
+    with pytest.raises(UsageError, match="a mean over a number that the model computes with its parameters"):
+        cut_graph(graph, ["layers.1"])
 
 
 def test_equal_layers_of_a_stage_stay_a_group() -> None:

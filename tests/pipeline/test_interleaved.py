@@ -49,7 +49,8 @@ from tests.pipeline.test_steps import random_order
 from tests.pipeline.test_training import plan_of, train
 from tests.runtime.test_training import on_ranks
 
-CASES = [("gpt tied", "pp=2", 2), ("encoder-decoder", "pp=2,dp=2,tp=2", 2), ("masked", "pp=2,dp=2", 2), ("llama", "pp=2,dp=2,tp=2", 3)]
+CASES = [("gpt tied", "pp=2", 2), ("encoder-decoder", "pp=2,dp=2,tp=2", 2), ("masked", "pp=2,dp=2", 2), ("llama", "pp=2,dp=2,tp=2", 3),
+         ("drawn", "pp=2,dp=2", 2), ("relative bias", "pp=2", 2)]  # fmt: skip
 
 
 class Shared(nn.Module):

@@ -6,8 +6,12 @@ import random
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+import autopar
+from autopar.cost_models import Machine, Mesh
 from autopar.errors import MismatchError
+from autopar.options import resolve_hardware
 from autopar.pipeline import Action, Stages, cut_graph
 from autopar.pipeline.crossing import crossing_specs
 from autopar.pipeline.planning import plan_pipeline
@@ -51,6 +55,7 @@ def random_order(stages: Stages, microbatches: int, seed: int, *, split: bool = 
 MESHES = {
     "gpt tied": "pp=4,dp=2", "gpt untied": "pp=2,dp=1,tp=2", "llama": "pp=2,dp=2", "moe": "pp=2,tp=2",
     "encoder-decoder": "pp=2,dp=2,tp=2", "masked": "pp=4,dp=2",
+    "drawn": "pp=4,dp=2", "relative bias": "pp=2,dp=2",
 }  # fmt: skip
 
 
@@ -72,6 +77,31 @@ def test_outputs_and_gradients_are_those_of_one_device(name: str, mesh: str) -> 
     model(*args).backward()
     for parameter_name, parameter in model.named_parameters():
         torch.testing.assert_close(found["gradient", parameter_name], parameter.grad, rtol=1e-8, atol=1e-10)
+
+
+class Denoising(nn.Module):
+    """The layers pass on the noise that the loss is compared with, which is then nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.up, self.down = nn.Linear(256, 256), nn.Linear(256, 256), nn.Linear(256, 4096), nn.Linear(4096, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.randn_like(x)
+        h = x + noise
+        h = h + 0 * self.second(self.first(h))
+        h = h + 0 * self.down(self.up(h).relu())
+        return ((h - x - noise) ** 2).mean()
+
+
+def test_stages_in_other_layouts_read_one_draw() -> None:
+    model, x = Denoising().double(), torch.randn(64, 256).double()
+    graph = autopar.capture(model, (x,), microbatches=4)
+    where = Machine(Mesh.parse("pp=2,dp=2"), resolve_hardware("cpu-cluster"))
+    pins = {**dict.fromkeys(("first.weight", "second.weight", "up.weight", "down.weight"), "R R"), "op:relu": "S0 R"}
+    made = plan_pipeline(graph, PipelineRequest(where, 1 << 40, effort="low", cut=("up",), pins=pins))
+    found = simulate_pipeline(made.stages, made.schedules, made.order, values_of(graph, model, (x,))).outputs
+    assert found["output", "loss"].item() < 1e-20
 
 
 @pytest.mark.parametrize("name", ["llama", "masked"])

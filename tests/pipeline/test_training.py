@@ -63,7 +63,8 @@ def train(module: nn.Module, args: tuple[Tensor, ...], scale: float = 1.0) -> tu
 
 @pytest.mark.parametrize(
     ("name", "mesh", "order"),
-    [("gpt tied", "pp=2,dp=1,tp=2", "zero-bubble"), ("encoder-decoder", "pp=4", "1f1b"), ("masked", "pp=2,dp=2", "auto")],
+    [("gpt tied", "pp=2,dp=1,tp=2", "zero-bubble"), ("encoder-decoder", "pp=4", "1f1b"), ("masked", "pp=2,dp=2", "auto"),
+     ("drawn", "pp=2,dp=2", "auto"), ("drawn", "pp=4", "1f1b"), ("relative bias", "pp=4", "auto")],
 )
 def test_training_is_that_of_one_device(name: str, mesh: str, order: str) -> None:
     """Clipped by the norm over all stages, a tied weight counted once; the loss on all ranks."""
