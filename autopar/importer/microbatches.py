@@ -171,7 +171,7 @@ class Captures:
     def _of_two_rows(self, made: Accumulation, part: Graph) -> Accumulation:
         """How microbatches of one row add up that are captured as other operators: as those of two rows do.
 
-        Torch captures one row with fewer operators. Where it has more that are no views, the model treats it otherwise: nothing is proved.
+        Torch captures one row with fewer operators. Where it has more that are no views, the model branches on it: nothing is proved.
         """
         count, even = made.microbatches, made.microbatches % 2 == 0 and made.microbatches > 2
         captures, number = (self, count // 2) if even else (Captures(self.run, _doubled(self.call)), count)
