@@ -214,7 +214,7 @@ class _Planner:
             if best is not None and searches.is_late:
                 break
             try:
-                cut, modes = self._choose_cut(tables)
+                cut = self._choose_cut(tables)
                 if cut in tried:
                     break
                 tried.add(cut)
@@ -235,7 +235,7 @@ class _Planner:
                 best = made
             if self.asked.cut is not None:
                 break
-            factors = _factors(tables, modes, made)
+            factors = _factors(tables, made)
             if all(abs(factor - 1.0) <= AS_EXPECTED for pair in factors for factor in pair):
                 break
             tables = _scaled(tables, made, factors)
@@ -268,10 +268,10 @@ class _Planner:
             return max(chain, one * m / positions)
         return max(chain, bound_total(one, positions, m) if chunks == 1 else bound_total_chunks(one, positions, m, chunks))
 
-    def _choose_cut(self, tables: LayerTables) -> tuple[tuple[str, ...], Sequence[int]]:
-        """The first module of each stage but the first, and the mode of each unit; the first where the cut is given."""
+    def _choose_cut(self, tables: LayerTables) -> tuple[str, ...]:
+        """The first module of each stage but the first."""
         if self.asked.cut is not None:
-            return self.asked.cut, [0] * len(tables.units)
+            return self.asked.cut
         limit = float(self.asked.memory_limit)
         problem = PipelineProblem(tables.modes, self.asked.positions, self.microbatches, self.asked.chunks, limit=limit)
         solution = solve(problem, CUT_WORK)
@@ -283,7 +283,7 @@ class _Planner:
         for layers in solution.plan.cut[:-1]:
             ends += layers
             cut.append(tables.units[ends])
-        return tuple(cut), solution.plan.modes
+        return tuple(cut)
 
     def _plan_cut(self, searches: StageSearches, cut: tuple[str, ...], whole: Schedule) -> PipelineResult | None:
         """The pipeline of a cut; None where it does not fit in memory.
@@ -375,12 +375,12 @@ def _units_of(tables: LayerTables, cut: Sequence[str]) -> list[range]:
     return [range(begin, end) for begin, end in pairwise(starts)]
 
 
-def _factors(tables: LayerTables, modes: Sequence[int], made: PipelineResult) -> list[tuple[float, float]]:
-    """What each stage's forward and backward took, over what the tables expect of them in the modes that its units have."""
+def _factors(tables: LayerTables, made: PipelineResult) -> list[tuple[float, float]]:
+    """What each stage's forward and backward took, over what the tables expect of them."""
     found = []
     for units, cost in zip(_units_of(tables, made.cut), made.costs, strict=True):
-        chosen = [tables.modes[unit][modes[unit]] for unit in units]
-        forward, backward = sum(mode.forward for mode in chosen), sum(mode.backward for mode in chosen)
+        plain = [tables.modes[unit][0] for unit in units]
+        forward, backward = sum(mode.forward for mode in plain), sum(mode.backward for mode in plain)
         taken = cost.backward + cost.weights
         found.append((cost.forward / max(forward, SHORTEST_SECONDS), taken / max(backward, SHORTEST_SECONDS)))
     return found

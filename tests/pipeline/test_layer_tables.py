@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 import autopar
 from autopar import zoo
-from autopar.pipeline.clock import StageCosts
 from autopar.pipeline.layer_tables import LayerTables, measure_layers
-from autopar.pipeline.planning import _factors, _scaled
 from autopar.schedule import make_schedule
 from autopar.search.baselines.recipes import find_baselines
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import Space
-from autopar.solvers.pipeline import Mode
 from tests.pipeline.models import machine
 
 BATCH, SEQ, WIDTH = 8, 16, 32
@@ -40,15 +35,3 @@ def test_a_layer_that_runs_again_holds_what_enters_it_and_no_gathered_weights(la
         plain, again = tables.modes[tables.units.index(layer)]
         assert entering <= again.held <= 1.5 * entering < plain.held
         assert again.backward == plain.backward + plain.forward
-
-
-def test_a_stage_that_recomputes_as_expected_is_scaled_by_nothing() -> None:
-    """The first stage runs again what it was expected to; the second runs once, and takes twice as long as that."""
-    plain, again = Mode(1.0, 2.0, held=8.0), Mode(1.0, 3.0, held=1.0)
-    tables = LayerTables(("a", "b", "c"), ((plain, again),) * 3)
-    costs = [StageCosts(forward, backward, backward, 0.0, 0, 0, backward) for forward, backward in ((2.0, 6.0), (2.0, 4.0))]
-    made: Any = SimpleNamespace(cut=("c",), costs=costs)
-    factors = _factors(tables, (1, 1, 0), made)
-    assert factors == [(1.0, 1.0), (2.0, 2.0)]
-    longer = (Mode(2.0, 4.0, held=8.0), Mode(2.0, 6.0, held=1.0))
-    assert _scaled(tables, made, factors) == LayerTables(tables.units, (*tables.modes[:2], longer))
