@@ -376,7 +376,11 @@ def _units_of(tables: LayerTables, cut: Sequence[str]) -> list[range]:
 
 
 def _factors(tables: LayerTables, made: PipelineResult) -> list[tuple[float, float]]:
-    """What each stage's forward and backward took, over what the tables expect of them."""
+    """What each stage's forward and backward took, over what the tables expect of them without recomputation.
+
+    A stage that recomputes seems dearer so, and the next cut gives it fewer layers. Llama-3-8B on 4 stages in 8 GiB takes 0.994 s. With the
+    expectation taken in the modes of the cut no further cut is tried, and it takes 1.07 s.
+    """
     found = []
     for units, cost in zip(_units_of(tables, made.cut), made.costs, strict=True):
         plain = [tables.modes[unit][0] for unit in units]
