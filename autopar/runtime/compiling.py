@@ -383,10 +383,16 @@ def check_mesh(given: DeviceMesh, planned: Mesh) -> None:
 
 
 def find_device(device: str | torch.device | None, model: nn.Module | None = None) -> torch.device:
-    """The device this rank computes on: the given one, else that of ``pick_device``, which becomes torch's current one."""
+    """The device this rank computes on: the given one, else that of ``pick_device``, which becomes torch's current one.
+
+    Where nobody has chosen a GPU yet, a process takes that of its place on the machine, unless it does not see so many.
+    """
     if device is not None:
         return torch.device(device)
-    current = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())) if torch.cuda.is_available() else None
+    current = torch.cuda.current_device() if torch.cuda.is_available() else None
+    place = int(os.environ.get("LOCAL_RANK", 0))
+    if current == 0 and place < torch.cuda.device_count():
+        current = place
     picked = pick_device(current, str(dist.get_backend()), dist.get_world_size(), None if model is None else weights_device(model))
     if picked.type == "cuda":
         torch.cuda.set_device(picked)

@@ -229,8 +229,10 @@ def issue(graph: torch.fx.GraphModule) -> Callable[..., Any]:
 
 
 def _weighted(schedule: Schedule) -> bool:
-    """Whether what a microbatch weighs is known when it runs."""
-    return schedule.graph.accumulation.divisor != ""
+    """Whether backward takes what it begins with: what a microbatch weighs, or the scale of a loss, without which float16 vanishes."""
+    graph = schedule.graph
+    narrow = any(tensor.dtype == "float16" for tensor in graph.tensors.values())
+    return graph.loss_gradient is not None and (narrow or graph.accumulation.divisor != "")
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:

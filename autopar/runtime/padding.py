@@ -85,6 +85,7 @@ class Padding:
         Raises:
             UsageError: a longer call, inputs of different lengths, or a model of which padding changes the result.
         """
+        args, kwargs = _told_apart((args, dict(kwargs)))
         tensors = {name: tensor for name, tensor in module.named_inputs(args, kwargs).items() if name in self.inputs}
         lengths = [self._length(tensors)]
         if module.step.inputs == "local":  # ranks' rows may differ in length: what ranks make together is as long as the longest
@@ -169,6 +170,19 @@ class Padding:
             places = torch.arange(length, device=tensor.device) % tensor.shape[dim]
             tensor = tensor.index_select(dim, places)
         return tensor.detach()
+
+
+def _told_apart(call: Any) -> Any:
+    """A call in which no tensor stands twice: each input is padded with what is its own."""
+    seen = set[int]()
+
+    def alias(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in seen:
+            return tensor.view_as(tensor)
+        seen.add(id(tensor))
+        return tensor
+
+    return changed(alias, call)
 
 
 def _compared(graph: Graph, result: Any) -> Iterator[tuple[str, torch.Tensor]]:

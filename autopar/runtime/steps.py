@@ -427,7 +427,8 @@ class Call:
     def _run_backward(self, values: Values, scale: torch.Tensor | None) -> bool:
         """Makes the gradients of ``values``; whether the gradient of the loss, ``scale``, is in them."""
         executable = self.step.executable
-        early = scale is not None and isinstance(executable, Executable) and self.step.graph.loss_gradient is not None
+        takes = isinstance(executable, Executable) or executable.weighted
+        early = scale is not None and takes and self.step.graph.loss_gradient is not None
         with random_step(self.number), loss_gradient(scale if early else None):
             executable.backward([values], self.observed)
         return early

@@ -186,13 +186,17 @@ def initialise(
     ``_init_weights(submodule)``. What no such method covers stays empty until a state dict is loaded. All ranks draw from one seed, so they
     agree. What an initialiser leaves untouched stays empty too.
     """
+    if not empty:
+        return
     whole_device = place.device
     with torch.random.fork_rng(devices=[whole_device] if whole_device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if whole_device.type == "cuda":
+            with torch.cuda.device(whole_device):
+                torch.cuda.manual_seed(seed)  # of this GPU alone, which is restored
         if init is not None:
-            if empty:
-                names = {name for name, _, _, tensor in own_tensors(model) if id(tensor) in empty}
-                _fill(model, model, lambda copied: _agreeing(init, copied, names, place), found, empty, place)
+            names = {name for name, _, _, tensor in own_tensors(model) if id(tensor) in empty}
+            _fill(model, model, lambda copied: _agreeing(init, copied, names, place), found, empty, place)
             return
         library_init = getattr(model, "_init_weights", None)  # of transformers: it makes tables of rotary embeddings
         for module in model.modules():

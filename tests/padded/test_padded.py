@@ -186,6 +186,19 @@ def test_a_causal_model_needs_no_mask_and_may_return_its_loss_by_name() -> None:
     assert max(run_ranks(rank_main, 2)) < 1e-12
 
 
+def test_one_tensor_may_be_two_inputs() -> None:
+    """As ``labels=input_ids``: tokens are padded with 0, and the same ones as labels with -100."""
+    padded = autopar.plan_padded(made(causal=True), (EXAMPLE,), loss=loss, loss_args=(EXAMPLE,), lengths=(8, 16), **GIVEN)
+    assert padded.values == {"x": 0, "wanted": -100}
+
+    def rank_main(rank: int) -> float:
+        module, single = autopar.compile_padded(made(causal=True), padded, loss=loss), made(causal=True)
+        rows = [batch(length)[0] for length in (3, 11)]
+        return max(abs(module(x, x).item() - loss(single(x), x).item()) for x in rows)
+
+    assert max(run_ranks(rank_main, 2)) < 1e-12
+
+
 def test_inference_and_each_ranks_own_rows() -> None:
     padded = autopar.plan_padded(made(causal=True), (EXAMPLE,), lengths=(8, 16), mode="inference", inputs="local", **GIVEN)
 

@@ -72,6 +72,7 @@ def test_a_single_process_asks_torch_for_a_gpu(monkeypatch: pytest.MonkeyPatch) 
     set_to = list[torch.device]()
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", set_to.append)
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
@@ -81,6 +82,27 @@ def test_a_single_process_asks_torch_for_a_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert find_device(None, nn.Linear(2, 2)) == CPU and not set_to
     assert find_device(None, empty) == FIRST and set_to == [FIRST]
     assert find_device("cpu", empty) == CPU
+
+
+@pytest.mark.parametrize(
+    ("place", "current", "seen", "taken"),
+    [("3", 0, 8, 3), ("3", 0, 1, 0), ("3", 5, 8, 5), (None, 0, 8, 0)],
+    ids=["its place", "it sees one alone", "one was chosen", "no launcher"],
+)
+def test_a_process_takes_the_gpu_of_its_place_unless_one_was_chosen(
+    monkeypatch: pytest.MonkeyPatch, place: str | None, current: int, seen: int, taken: int
+) -> None:
+    set_to = list[torch.device]()
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if place is not None:
+        monkeypatch.setenv("LOCAL_RANK", place)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "set_device", set_to.append)
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(dist, "get_world_size", lambda: 8)
+    assert find_device(None) == torch.device("cuda", taken) and set_to == [torch.device("cuda", taken)]
 
 
 def test_compile_gives_the_models_own_loss() -> None:

@@ -522,7 +522,8 @@ def faint(outputs: Tensor) -> Tensor:
     return 1e-7 * outputs.square().mean()
 
 
-def test_mixed_precision_keeps_whole_parameters_and_scaled_losses() -> None:
+@pytest.mark.parametrize("execute", ["eager", "graph"])
+def test_mixed_precision_keeps_whole_parameters_and_scaled_losses(execute: Any) -> None:
     wide = torch.randn(8, 16)
     plan = autopar.plan(
         Wide(), (wide,), loss=faint, mesh="2", hardware="cpu-cluster", compute_dtype="float16", constraints={"input:x": "S0 R"}
@@ -544,7 +545,7 @@ def test_mixed_precision_keeps_whole_parameters_and_scaled_losses() -> None:
     def run(rank: int) -> tuple[list[float], list[float], bool, float]:
         torch.manual_seed(1)
         model = Wide()
-        module, reference = autopar.compile(model, plan), copy.deepcopy(model)
+        module, reference = autopar.compile(model, plan, execute=execute), copy.deepcopy(model)
         with torch.autocast("cpu", torch.float16), torch.no_grad():
             assert module(wide) == module(wide), "autocast to the planned dtype is what is done anyway"
         endless = wide.clone()

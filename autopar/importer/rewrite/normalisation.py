@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from autopar.dialect.library import wide_dtype
+
 
 def batch_norm(
     x: Tensor,
@@ -38,7 +40,7 @@ def batch_norm(
 
 
 def rms_norm(x: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    eps = torch.finfo(wide_dtype(x.dtype)).eps if eps is None else eps  # torch computes half precision in float32
     if x.is_complex():  # squares, not of the absolute values, as torch has it; the operator's gradient is of real numbers
         out = x * torch.rsqrt(x.square().mean(list(range(-len(normalized_shape), 0)), True) + eps)
         return out if weight is None else out * weight

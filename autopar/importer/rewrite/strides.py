@@ -86,6 +86,7 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tens
     axes = []
     for extent in reversed(size[2:]):
         places = torch.linspace(-1, 1, extent, dtype=theta.dtype, device=theta.device)
+        places = torch.zeros_like(places) if extent == 1 else places
         axes.append(places if align_corners else places * ((extent - 1) / extent))
     meshes = torch.meshgrid(*reversed(axes), indexing="ij")
     base = torch.stack([*reversed(meshes), torch.ones_like(meshes[0])], -1).reshape(-1, len(axes) + 1)
