@@ -82,7 +82,7 @@ def join_pins(
     graph: Graph, whole: Graph, mesh: Mesh, pins: Mapping[str, str], specs: Mapping[str, ShardingSpec], stages: Stages,
     before: Sequence[Mapping[str, ShardingSpec]],
 ) -> dict[str, str]:  # fmt: skip
-    """All pins of a stage's graph. Arguments are those of ``stage_pins``, ``crossing_pins`` and ``tied_pins``, of which the last win."""
+    """All pins of a stage's graph. Arguments are those of ``stage_pins``, ``crossing_pins`` and ``tied_pins``. Later ones win."""
     return stage_pins(graph, whole, mesh, pins) | crossing_pins(graph, specs) | tied_pins(graph, stages, before, mesh.sizes)
 
 

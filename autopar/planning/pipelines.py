@@ -289,7 +289,7 @@ class _Drafts:
             self._draft_while_gaining(mesh, numbers[:first][::-1])
 
     def _numbers(self, mesh: Mesh) -> tuple[tuple[int, ...], int]:
-        """The numbers of microbatches to try, and the place of the first, of which the step can be made.
+        """The numbers of microbatches to try, and the place of the first that the step can be made of.
 
         Raises:
             UsageError: it can be made of none.
@@ -303,7 +303,7 @@ class _Drafts:
                 return numbers, first
 
     def _usable(self, number: int) -> Graph | None:
-        """The graph of one of so many microbatches; None where the step cannot be made of them, and the user asked for no number."""
+        """The graph of one microbatch; None where the step cannot be made of this number, and the user asked for none."""
         if number in self.refused:
             return None
         try:
@@ -315,7 +315,7 @@ class _Drafts:
             return None
 
     def _refusal(self) -> UsageError:
-        """Why no number can be used: the reason of the largest of which each has several rows, where there is one."""
+        """Why no number can be used: the reason of the largest with several rows in each microbatch, else of the largest."""
         *fewer, most = sorted(self.refused)
         told = max(self.refused, key=lambda number: (self.refused[number].rows != 1, number))
         tried = f"none of {', '.join(map(str, fewer))} and {most} can" if fewer else f"{most} cannot"

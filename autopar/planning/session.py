@@ -188,7 +188,7 @@ class PlanSession:
             yield number
 
     def usable(self, number: int) -> Graph:
-        """The graph of one of so many microbatches.
+        """The graph of one microbatch, where the batch is cut into this number.
 
         Raises:
             UsageError: no number can be run. NumberError: this one cannot, or does not add up to the batch.

@@ -385,7 +385,7 @@ def check_mesh(given: DeviceMesh, planned: Mesh) -> None:
 def find_device(device: str | torch.device | None, model: nn.Module | None = None) -> torch.device:
     """The device this rank computes on: the given one, else that of ``pick_device``, which becomes torch's current one.
 
-    Where nobody has chosen a GPU yet, a process takes that of its place on the machine, unless it does not see so many.
+    A process without a chosen GPU takes that of its place on the machine (``LOCAL_RANK``), if it sees one there.
     """
     if device is not None:
         return torch.device(device)

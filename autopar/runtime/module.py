@@ -156,7 +156,7 @@ class ShardedModule(WithinReplicas, OwnStates):
         return step.call.result(by_name)
 
     def _trains(self, trained: Sequence[torch.Tensor]) -> bool:
-        """Whether a call in grad mode, of which autograd wants these tensors' gradients, is a training step."""
+        """Whether a call in grad mode is a training step; ``trained`` are the tensors whose gradients autograd wants."""
         return bool(trained)
 
     def _make_call(self, step: Step, tensors: Mapping[str, torch.Tensor], *, differentiates: bool) -> tuple[Call, list[torch.Tensor]]:

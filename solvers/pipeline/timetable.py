@@ -100,7 +100,7 @@ def needs(problem: PipelineProblem, action: Action) -> list[Action]:
 
 
 def merge_orders(problem: PipelineProblem, plan: PipelinePlan) -> tuple[list[Action], list[Action]]:
-    """One total order of which each device's order is a part, and the actions that devices wait for ever to begin: none for legal orders.
+    """A total order that holds each device's order, and the actions that devices wait for ever to begin: none for legal orders.
 
     That such an order exists proves that no device waits for ever, also where a sender waits for its receiver: the first unfinished action
     has all that it needs.
