@@ -111,7 +111,7 @@ def check_step(whole: Graph, instead: str) -> None:
 
 
 def accumulation(whole: Graph, part: Graph, count: int) -> Accumulation:
-    """How ``count`` microbatches, of which ``part`` is the graph, make up the step of the ``whole`` batch's."""
+    """How ``count`` microbatches make up the step of the whole batch. ``part`` is the graph of one, ``whole`` that of the batch."""
     cut = tuple(
         mine.tensor for mine, other in zip(part.inputs, whole.inputs, strict=True)
         if part.tensors[mine.tensor].shape != whole.tensors[other.tensor].shape

@@ -31,7 +31,7 @@ def freeze(model: nn.Module, begins: tuple[str, ...]) -> nn.Module:
 
 
 def step(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients by name, none of which stay."""
+    """Loss and gradients by name. The parameters keep no gradients."""
     module.zero_grad()
     loss = module(*args)
     loss.backward()
