@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from autopar import torch_compat
 from autopar.errors import CaptureError
+from autopar.importer.diagnosis import at_line
+from autopar.importer.provenance import user_frame
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,19 @@ class Held:
         new = self.part._buffers.get(self.name)
         return None if new is self.value else new
 
-    def become(self, new: Tensor) -> None:
-        """Writes the new value over the old one."""
+    def check(self, new: Tensor) -> None:
+        """Raises CaptureError: another size or dtype; the line that makes the new value is named."""
         if new.shape != self.value.shape:
-            raise _another_size(self.path, self.value, new)
-        self.value.copy_(new)
+            kind, was, becomes = "size", str([*self.value.shape]), str([*new.shape])
+            hint = "run the model on these inputs once before planning if the buffer then keeps its size; or register it in its last size"
+        elif new.dtype != self.value.dtype:
+            kind, (was, becomes) = "dtype", [str(tensor.dtype).removeprefix("torch.") for tensor in (self.value, new)]
+            hint = f"convert what is put there, value.to(self.{self.name}.dtype); or register the buffer in the dtype that it gets"
+        else:
+            return
+        made = torch_compat.traced_as(new)
+        message = f"the forward gives the buffer {self.path} another {kind}: {was} becomes {becomes}"
+        raise CaptureError(at_line(message, None if made is None else user_frame(made)), hint)
 
 
 def held_by(program: nn.Module) -> list[Held]:
@@ -59,10 +69,12 @@ def change(held: list[Held], attributes: Container[str], result: Any) -> tuple[A
         The result as it was before the changes, and the attributes that were replaced.
 
     Raises:
-        CaptureError: a buffer that would become one of another size.
+        CaptureError: a buffer that would become one of another size or dtype.
     """
     found = [(item, new) for item in held if (new := item.replacement()) is not None]
     changing = [(item, new) for item, new in found if item.path not in attributes]
+    for item, new in changing:
+        item.check(new)
     written = [item.value for item, _ in changing]
 
     def kept(tensor: Tensor) -> Tensor:
@@ -70,14 +82,7 @@ def change(held: list[Held], attributes: Container[str], result: Any) -> tuple[A
 
     result = torch_compat.map_tensors(kept, result)
     for item, new in [(item, kept(new)) for item, new in changing]:
-        item.become(new)
+        item.value.copy_(new)
     for item, _ in found:
         item.part._buffers[item.name] = item.value
     return result, {item.path for item, _ in found if item.path in attributes}
-
-
-def _another_size(name: str, was: Tensor, becomes: Tensor) -> CaptureError:
-    return CaptureError(
-        f"the forward gives the buffer {name} another size: {list(was.shape)} becomes {list(becomes.shape)}",
-        "run the model on these inputs once before planning where the buffer then keeps its size; or register it in its last size",
-    )
