@@ -76,17 +76,24 @@ def _with_four_dims(
 def _attention_in_parts(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float, next_seed: Callable[[], int]
 ) -> Tensor:
-    """Attention whose probabilities are dropped or whose mask is trained: no fused kernel gives these the dialect's meaning."""
+    """Attention whose probabilities are dropped or whose mask is trained: no fused kernel gives these the dialect's meaning.
+
+    A query that sees no key has zeros, and gradients of zero. Its scores are not hidden, so that they are numbers.
+    """
     share = q.shape[1] // k.shape[1]
     if share > 1:
         k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
     scores = contract(q, tuple("bhsd"), k, tuple("bhtd"), tuple("bhst")) * scale
-    if causal:
+    blind = None
+    if causal:  # torch takes no mask beside it here
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(hidden, float("-inf"))
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        hidden = ~mask if mask.dtype == torch.bool else mask == float("-inf")
+        blind = hidden.all(-1, keepdim=True)
+        scores = scores.masked_fill(hidden & ~blind, float("-inf")) if mask.dtype == torch.bool else scores + mask.masked_fill(blind, 0)
     p = torch.softmax(scores, -1)
     if dropout > 0:
         p = torch.ops.autopar.dropout.default(p, dropout, next_seed())[0]
-    return contract(p, tuple("bhst"), v, tuple("bhtd"), tuple("bhsd"))
+    out = contract(p, tuple("bhst"), v, tuple("bhtd"), tuple("bhsd"))
+    return out if blind is None else out.masked_fill(blind, 0)
