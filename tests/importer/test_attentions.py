@@ -1,4 +1,4 @@
-"""Attention computes what torch's does, also of queries that see no key."""
+"""Attention computes what torch's does: rows that see no key, dims that broadcast, heads that are shared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import autopar
 from autopar.importer import capture
 from autopar.verify import verify
-from tests.importer.test_capture import run
+from tests.importer.test_capture import run, targets
 
 NOTHING_DROPPED = 1e-12
 """A chance of dropout for which attention is taken apart, and nothing is ever dropped."""
@@ -70,3 +70,46 @@ def test_queries_that_see_no_key_have_zeros_on_several_ranks(pin: str) -> None:
     plan = autopar.plan(*made, mesh="dp=2", hardware="cpu-cluster", constraints={"input:x": pin})
     found = verify(plan, made, backend="simulate", steps=2)
     assert found.passed, found.problems
+
+
+class Given(nn.Module):
+    """Attention of what it is given."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, mask, **self.options)
+
+
+SHARED = [
+    ((8, 3, 4), (2, 5, 4), (2, 5, 4), (8, 3, 5)),
+    ((8, 3, 4), (1, 5, 4), (2, 5, 6), (3, 5)),
+    ((2, 8, 3, 4), (2, 2, 5, 4), (2, 4, 5, 4), (2, 1, 3, 5)),
+    ((2, 8, 3, 4), (2, 5, 4), (1, 2, 5, 4), (8, 3, 5)),
+    ((3, 2, 8, 3, 4), (1, 2, 2, 5, 4), (3, 1, 2, 5, 4), (2, 8, 3, 5)),
+]
+BROADCAST = [
+    ((1, 3, 4), (4, 5, 4), (4, 5, 6), (4, 3, 5)),
+    ((2, 2, 3, 4), (2, 5, 4), (2, 5, 4), (2, 2, 3, 5)),
+    ((2, 3, 4), (2, 2, 5, 4), (1, 2, 5, 4), (3, 5)),
+    ((3, 4), (2, 2, 5, 4), (2, 1, 5, 4), (2, 1, 3, 5)),
+    ((2, 1, 3, 4), (1, 5, 5, 4), (2, 5, 5, 4), (1, 5)),
+    ((3, 1, 4, 3, 4), (2, 1, 5, 4), (3, 2, 4, 5, 4), (3, 1, 4, 3, 5)),
+    ((0, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 4), (3, 5)),
+]
+SHAPES = [(True, shapes) for shapes in SHARED] + [(False, shapes) for shapes in BROADCAST]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, NOTHING_DROPPED])
+@pytest.mark.parametrize(("shared", "shapes"), SHAPES)
+def test_shapes_that_torch_takes(shared: bool, shapes: tuple[tuple[int, ...], ...], dropout: float, masked: bool) -> None:
+    """Heads that several of queries share, and dims that broadcast."""
+    model = Given(enable_gqa=shared, dropout_p=dropout)
+    tensors = [torch.randn(shape, dtype=torch.float64) for shape in shapes[: 3 + masked]]
+    captured = capture(model, tuple(tensors), mode="inference")
+    assert ("autopar.attention.default" in targets(captured.graph)) is (dropout == 0.0)
+    found = run(captured, model, dict(zip(("q", "k", "v", "mask"), tensors, strict=False)))
+    torch.testing.assert_close(found["output", "0"], model(*tensors))
