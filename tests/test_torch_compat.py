@@ -820,6 +820,19 @@ def test_shared_memory_is_seen_while_tracing():
     assert found[:4] == [True, True, False, False]
 
 
+def test_a_tensor_is_found_in_the_graph_while_it_is_traced():
+    found = []
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            found.append(torch_compat.traced_as(x.exp()))
+            return x + 1
+
+    torch.export.export(Model(), (torch.ones(2),), strict=False)
+    assert [str(node.target) for node in found] == ["aten.exp.default"]
+    assert torch_compat.traced_as(torch.ones(2)) is None
+
+
 def test_clipping_asks_for_the_total_norm() -> None:
     """Also of gradients that are counted with those of other stages of a pipeline."""
     module, other, seen = nn.Linear(2, 2), nn.Linear(2, 2), []

@@ -28,6 +28,7 @@ roles              which of its inputs and outputs are what
 same               nodes that only repeat a value
 provenance         the module path and source line of a node
 groups             equal layers
+replaced_buffers   buffers in whose place a forward puts other tensors
 buffer_in_place    what a call changes of a buffer, changed where it lies
 dense_gradients    gradients that are views of less memory than their size, copied
 microbatches       the call of one microbatch, and what their losses add up to

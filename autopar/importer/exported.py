@@ -32,6 +32,7 @@ from autopar.importer.indexing import Indexing
 from autopar.importer.known_values import KnownValues
 from autopar.importer.precision import call_in
 from autopar.importer.provenance import MarkedLines, user_frame
+from autopar.importer.replaced_buffers import change, held_by
 from autopar.importer.rewrite.adaptive import every_row
 from autopar.importer.rewrite.called import Called
 from autopar.importer.rewrite.normalisation import cumulative_averages
@@ -148,43 +149,29 @@ class Program(nn.Module):
                 torch_compat.kept_modules(set(self.modules()), refuse_conversion),
             ):  # fmt: skip
                 before = _generators()
-                result = self._run(traced, *closed((args, kwargs, loss_args), self.call))
+                result, left = self._run(traced, *closed((args, kwargs, loss_args), self.call))
                 self.read.update(known.read)
                 self.drawn.update(name for name, state in _generators().items() if state != before.get(name))
                 self.ran(result)  # export puts back the modules' attributes afterwards
-                return opened(result)
+                return left
         except Exception as error:
             raise Carried(error, known.maker_of(error)) from None
 
-    def _run(self, traced: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> Any:
+    def _run(self, traced: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> tuple[Any, Any]:
+        """The result of the model, or of the loss; and that opened, as what the program gives."""
         self.replaced.clear()
-        before = [(path, part, name, value) for path, part in self.named_modules() for name, value in part._buffers.items()]
+        held = held_by(self)
         outputs = call_in(self.model, self.compute_dtype, args, kwargs, traced)
         result = outputs if self.loss is None else self.loss(outputs, *loss_args)
-        for path, part, name, value in before:
-            new, own = part._buffers.get(name), f"{path}.{name}".removeprefix("model.")
-            if new is not value and value is not None and new is not None:
-                if own in self.attributes:
-                    self.replaced.add(own)
-                else:
-                    if new.shape != value.shape:
-                        raise _another_size(own, value, new)
-                    value.copy_(new)  # a buffer that the forward assigned anew is a buffer that it changed
-                part._buffers[name] = value
-        return result
+        left, replaced = change(held, self.attributes, opened(result))
+        self.replaced.update(replaced)
+        return result, left
 
 
 def _generators() -> dict[str, Any]:
     """The states of the generators that programs draw from without torch."""
     numpy = sys.modules.get("numpy")
     return {"random": random.getstate(), **({} if numpy is None else {"numpy.random": pickle.dumps(numpy.random.get_state())})}
-
-
-def _another_size(name: str, was: Tensor, becomes: Tensor) -> CaptureError:
-    return CaptureError(
-        f"the forward gives the buffer {name} another size: {list(was.shape)} becomes {list(becomes.shape)}",
-        "run the model on these inputs once before planning where the buffer then keeps its size; or register it in its last size",
-    )
 
 
 def check_plain(what: str, tensor: Tensor) -> None:

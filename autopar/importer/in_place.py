@@ -7,6 +7,7 @@ matters only for memory that is written through one name and read through anothe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from autopar.importer.provenance import user_frame
 
 aten = torch.ops.aten
 _VIEWS = frozenset({aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.as_strided.default})
-"""Operators with a replacement that may be views: on memory that is written they run without it."""
+"""Operators with a replacement that may be views, and that is remembered for what it is of: on memory that is written they run without
+it."""
 _HIDDEN = frozenset({aten.lift_fresh_copy.default, aten.dropout.default})
 """Operators of which the exported graph does not show whether they share memory: constants are made anew in each call, and what drops
 nothing gives its argument itself, here as there."""
@@ -32,13 +34,31 @@ class InPlace:
     """The nodes of an exported graph, and of the regions in it, whose memory some operator writes."""
 
     def __init__(self, exported: GraphModule) -> None:
-        graphs = [part.graph for part in exported.modules() if isinstance(part, GraphModule)]
-        self.storages = frozenset(
-            torch_compat.storage_key(value) for graph in graphs for node in graph.nodes for value in _tensors(_changed(node))
-        )
+        self.writes: dict[Node, frozenset[int]] = {}
+        self.storages = self._find_writes(exported)
+
+    def _find_writes(self, module: GraphModule) -> frozenset[int]:
+        """Notes which storages each node writes, of a region those that are written in it. Gives all of them."""
+        written = frozenset[int]()
+        for node in module.graph.nodes:
+            regions = [attrgetter(str(item.target))(module) for item in node.all_input_nodes if item.op == "get_attr"]
+            own = frozenset(torch_compat.storage_key(value) for value in _tensors(_changed(node)))
+            own = own.union(*(self._find_writes(region) for region in regions if isinstance(region, GraphModule)))
+            if own:
+                self.writes[node] = own
+                written |= own
+        return written
 
     def concerns(self, node: Node) -> bool:
-        return bool(self.storages) and any(torch_compat.storage_key(value) in self.storages for value in _tensors([node]))
+        """Whether the memory of a node's value is written; or that of a node's argument, where the replacement would read it later."""
+        nodes = [node, *node.all_input_nodes] if node.target in _VIEWS else [node]
+        return bool(self.storages) and any(torch_compat.storage_key(value) in self.storages for value in _tensors(nodes))
+
+    def stays(self, value: Node, since: Node, reader: Node) -> bool:
+        """Whether the value of a node is at ``reader`` what it was at ``since``, both later in the same graph."""
+        own = {torch_compat.storage_key(tensor) for tensor in _tensors([value])} & self.storages
+        between = (keys for node, keys in self.writes.items() if node.graph is reader.graph and since < node < reader) if own else ()
+        return all(own.isdisjoint(keys) for keys in between)
 
     def run(self, node: Node, run: Callable[[], Any], replacement: Callable[..., Any], values: Mapping[Node, Any]) -> Any:
         """The value of a node that is concerned: of ``run``, which calls the ``replacement``, in memory as in torch's own run.

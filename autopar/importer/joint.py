@@ -107,7 +107,7 @@ class DialectProgram(nn.Module):
                 self._check_collectives(node)
                 if node.target is torch.ops.aten.copy_.default and node.args[0] in written:
                     values[node.args[0]] = written[node.args[0]]
-                target, args, kwargs = recognised(node)
+                target, args, kwargs = recognised(node, partial(self.in_place.stays, reader=node))
                 args = torch.fx.node.map_arg(args, values.__getitem__)
                 kwargs = torch.fx.node.map_arg(kwargs, values.__getitem__)
                 if node.target is OPERATOR:

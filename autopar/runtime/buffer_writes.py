@@ -25,7 +25,7 @@ def find_buffer_writes(schedule: Schedule) -> Mapping[int, Mapping[int, str]]:
         return {}
     buffers = {item.name: item.tensor for item in graph.of_kind("buffer")}
     becomes = {value: buffers[output.name] for output, value in schedule.outputs if output.kind == "buffer"}
-    others = {schedule.storage[value] for output, value in schedule.outputs if output.kind != "buffer"}
+    others = {schedule.storage[value] for _, value in schedule.outputs}  # what leaves, or becomes another buffer, is the old value
     last: dict[str, int] = {}
     for index, item in enumerate(items):
         for value in needed(schedule, item):

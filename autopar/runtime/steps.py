@@ -102,6 +102,13 @@ class Step:
         return tuple((buffers[output.name], value) for output, value in self.executable.schedule.outputs if output.kind == "buffer")
 
     @cached_property
+    def overwritten(self) -> Set[str]:
+        """The values that lie in the memory of buffers which a call changes: they are other ones after it."""
+        storage = self.executable.schedule.storage
+        changed = {storage[buffer] for buffer, _ in self.updates}
+        return {name for name, root in storage.items() if root in changed}
+
+    @cached_property
     def tangents(self) -> Mapping[str, GraphInput]:
         """The gradients that backward takes, by the name of their output."""
         return {item.name: item for item in self.graph.of_kind("tangent")}
@@ -276,6 +283,7 @@ class Step:
     def leave(self, value: str, tensor: torch.Tensor) -> torch.Tensor:
         """A value for the user: plain when it is whole on every rank, else as ``outputs`` says. Collective where it is made whole."""
         spec = self.spec(value)
+        tensor = tensor.clone() if value in self.overwritten else tensor
         if spec.is_replicated:
             return tensor.detach()
         shape = self.graph.tensors[self.executable.schedule.values[value].tensor].shape
@@ -376,14 +384,15 @@ class Call:
 
     @torch.no_grad()
     def _update_buffers(self, values: Mapping[str, torch.Tensor], kept: Values) -> None:
-        storage = self.step.executable.schedule.storage
-        changed = {storage[buffer] for buffer, _ in self.step.updates}
-        for name in kept:
-            if storage[name] in changed:
-                kept[name] = kept[name].clone()
-        for buffer, value in self.step.updates:
-            if self.locals[buffer] is not values[value]:  # else it was changed where it lies
-                self.locals[buffer].copy_(values[value])
+        """Gives the buffers their new values, each what it is before any of them changes: buffers may become one another."""
+        overwritten = self.step.overwritten
+        for name in overwritten & kept.keys():
+            kept[name] = kept[name].clone()
+        updates = [(self.locals[buffer], value) for buffer, value in self.step.updates]
+        updates = [(own, value) for own, value in updates if own is not values[value]]  # the others were changed where they lie
+        new = [values[value].clone() if value in overwritten else values[value] for _, value in updates]
+        for (own, _), tensor in zip(updates, new, strict=True):
+            own.copy_(tensor)
 
     @torch.no_grad()
     def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:

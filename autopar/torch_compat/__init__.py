@@ -135,6 +135,7 @@ from autopar.torch_compat.tracing import (
     role,
     trace_joint,
     trace_operators,
+    traced_as,
     traced_in_backward,
 )
 from autopar.torch_compat.versions import TESTED, UntestedTorchWarning, check_tested
@@ -174,6 +175,6 @@ __all__ = [
     "replaced_operators", "replaced_transforms", "rerouted", "reshape_in_place", "role", "runs_a_graph", "schema_of", "shard_beside_blocks",
     "shares_memory", "spec_of", "split_factor_of", "step_local_parts", "step_whole_matrices", "storage_key", "store_gradients",
     "strided_shard", "take_plain_in_backward", "teach_dtensors", "timeout_of", "trace_joint", "trace_operators", "traced_apart",
-    "traced_in_backward", "transforms_run", "uncompiled", "unflatten", "unknown_sizes", "values_of", "whole_of", "with_backward",
-    "with_level", "without_levels", "wrapper_of", "write_through_views", "write_where_masked",
+    "traced_as", "traced_in_backward", "transforms_run", "uncompiled", "unflatten", "unknown_sizes", "values_of", "whole_of",
+    "with_backward", "with_level", "without_levels", "wrapper_of", "write_through_views", "write_where_masked",
 ]  # fmt: skip

@@ -52,6 +52,15 @@ def origin_of(node: torch.fx.Node) -> str:
     return (node.meta.get("custom") or {}).get(ORIGIN, "")
 
 
+def traced_as(tensor: torch.Tensor) -> torch.fx.Node | None:
+    """The node that stands for a tensor in the graph which is being traced, None where nothing is."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+    mode = get_proxy_mode()
+    slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    return None if slot is None else slot.proxy.node
+
+
 def traced_in_backward(node: torch.fx.Node) -> bool:
     """Whether a joint graph's node was traced while autograd ran."""
     return node.meta.get("partitioner_tag") == "is_backward"

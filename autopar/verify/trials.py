@@ -363,6 +363,7 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
         if memory is not None:
             trial.peak_bytes = memory.peak // mesh.ranks
         whole: dict[tuple[str, str], torch.Tensor] = {}
+        becoming: list[tuple[torch.Tensor, torch.Tensor]] = []
         for output, value in schedule.outputs:
             parts = [held[value] for held in ranks]
             trial.replica_difference = max(trial.replica_difference, replica_difference(parts, schedule.specs[value], mesh))
@@ -370,11 +371,12 @@ def run_simulated(case: Case, schedule: Schedule, constants: Mapping[str, torch.
             own = blocks.get(output.name) if output.kind == "gradient" else None
             whole[output.kind, output.name] = tensor if own is None else tensor.reshape(own.own_shape(tensor.shape))
             if output.kind == "buffer":
-                for mine, new in zip(scattered[tensor_of[output.name]][0], parts, strict=True):
-                    mine.copy_(new)
+                becoming += zip(scattered[tensor_of[output.name]][0], [part.clone() for part in parts], strict=True)
             if output.kind == "gradient" and output.name in trained:
                 for mine, new in zip(trained[output.name], parts, strict=True):
                     mine.grad = new.clone()
+        for mine, new in becoming:  # after all that leaves is read: it may be what a buffer was
+            mine.copy_(new)
         outputs = {name: tensor for (kind, name), tensor in whole.items() if kind == "output"}
         if turn == 0:
             trial.observed = observed

@@ -611,6 +611,23 @@ def test_linear_algebra_has_its_checks_left_out_and_says_nan():
     assert cholesky(-torch.eye(3)).isnan().all() and solve(singular, torch.ones(2, 3)).isnan().all(1).tolist() == [True, False]
 
 
+VECTORS = [((4, 3, 3), (3,), True), ((4, 3, 3), (4, 3), True)]
+MATRICES = [((3, 3), (2, 3, 3)), ((4, 3, 3), (2, 4, 3, 3)), ((2, 4, 3, 3), (1, 3, 3))]
+
+
+@pytest.mark.parametrize(("first", "second", "left"), [*VECTORS, *((*shapes, left) for shapes in MATRICES for left in (True, False))])
+def test_solutions_broadcast(first, second, left):
+    class Solve(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(3, dtype=torch.float64))
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return torch.linalg.solve(a + self.weight.diag(), b, left=left).square().sum()
+
+    _same_as_eager(Solve(), {"a": torch.randn(first, dtype=torch.float64), "b": torch.randn(second, dtype=torch.float64)})
+
+
 class Regions(nn.Module):
     """Layers under no_grad and under autocast, a checkpoint, views written in place."""
 

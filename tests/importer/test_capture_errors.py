@@ -397,10 +397,30 @@ def test_a_buffer_of_another_size_afterwards_is_refused_until_it_has_that_size()
             return x * self.low
 
     model, x = Observed(), torch.randn(2, 4, requires_grad=True)
-    with pytest.raises(CaptureError, match=r"gives the buffer low another size: \[1\] becomes \[4\](.*\n)+hint: run the model"):
+    message = r"gives the buffer low another size: \[1\] becomes \[4\]\n +self.low = torch.minimum.*\nhint: run the model"
+    with pytest.raises(CaptureError, match=message):
         capture(model, (x,))
     model(x)
     assert capture(model, (x,)).graph.ops
+
+
+@pytest.mark.parametrize("mode", ["train", "inference"])
+def test_a_buffer_of_another_dtype_afterwards_is_refused(mode):
+    """The model would compute in that dtype from its next call on."""
+
+    class Halving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("level", torch.tensor(1))
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.level = self.level * 0.5
+            return self.layer(x) * self.level
+
+    message = r"gives the buffer level another dtype: int64 becomes float32\n +self.level = self.level \* 0.5\nhint: convert what is put"
+    with pytest.raises(CaptureError, match=message):
+        capture(Halving(), (torch.randn(2, 4),), mode=mode)
 
 
 def test_the_line_that_writes_to_a_parameter_that_trains():

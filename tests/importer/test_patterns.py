@@ -167,6 +167,105 @@ def test_merged_rows_that_something_else_reads_stay_there():
     torch.testing.assert_close(run(captured, model, {"x": x})["output", "0"], model(x).detach())
 
 
+class Written(nn.Module):
+    """Two layers around a form, parts of which are written in place before its end."""
+
+    def __init__(self, form) -> None:
+        super().__init__()
+        self.form, self.layer, self.table = form, nn.Linear(8, 8), nn.Parameter(torch.randn(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.form(self, self.layer(x))
+
+
+def norm_of_what_was(model, x):
+    normal = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+    x.add_(1)
+    return model.layer.bias * normal
+
+
+def norm_without_grad(model, x):
+    normal = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+    with torch.no_grad():
+        x.view(-1).add_(1)
+    return model.layer.bias * normal
+
+
+def norm_by_another_mean(model, x):
+    mean = x.pow(2).mean(-1, keepdim=True)
+    mean.view(-1).add_(1)
+    return model.layer.bias * (x * torch.rsqrt(mean + 1e-5))
+
+
+def norm_times(model, x):
+    normal = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+    normal[..., 2:].mul_(3)
+    return model.layer.bias * normal
+
+
+def heads_that_were(model, x):
+    k = x.view(3, 1, 5, 8) * 2
+    repeated = k.repeat_interleave(3, 1)
+    k.zero_()
+    return nn.functional.scaled_dot_product_attention(x.view(3, 1, 5, 8).expand(3, 3, 5, 8), repeated, repeated)
+
+
+def heads_written(model, x):
+    repeated = interleaved(x.view(3, 1, 5, 8) * 2)
+    repeated[:, 1] += 1
+    return nn.functional.scaled_dot_product_attention(x.view(3, 1, 5, 8).expand(3, 3, 5, 8), repeated, repeated)
+
+
+def rows_that_were(model, x):
+    rows = model.layer(x.transpose(0, 1).reshape(15, 8))
+    x.zero_()
+    return rows.view(5, 3, 8)
+
+
+def rows_under_another_weight(model, x):
+    weight = model.layer.weight * 1
+    rows = nn.functional.linear(x.transpose(0, 1).reshape(15, 8), weight)
+    weight[0] = 0
+    return rows.view(5, 3, 8)
+
+
+def bags_of_other_sizes(model, x):
+    offsets = torch.arange(0, 15, 3)
+    offsets[1:] -= 1
+    indices = (x.sum(-1) > 0).long().view(-1)
+    return nn.functional.embedding_bag(indices, model.table, offsets, mode="sum")
+
+
+def loss_of_what_was(model, x):
+    logits = x.transpose(0, 1).reshape(15, 8)
+    x.zero_()
+    return nn.functional.cross_entropy(logits, torch.arange(15) % 8)
+
+
+@pytest.mark.parametrize("form", [
+    norm_of_what_was, norm_without_grad, norm_by_another_mean, norm_times, heads_that_were, heads_written, rows_that_were,
+    rows_under_another_weight, bags_of_other_sizes, loss_of_what_was,
+])  # fmt: skip
+def test_what_is_written_in_place_is_part_of_no_form(form):
+    model, x = Written(form), torch.randn(3, 5, 8)
+    captured = capture(model, (x,), mode="inference")
+    (found,) = (value for (kind, _), value in run(captured, model, {"x": x}).items() if kind == "output")
+    torch.testing.assert_close(found, model(x).detach())
+
+
+def norm_of_what_is(model, x):
+    x[..., 2:] += 1
+    scaled = model.layer.bias * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
+    return scaled, x.zero_()
+
+
+def test_what_is_written_before_and_after_a_form_does_not_matter():
+    model, x = Written(norm_of_what_is), torch.randn(3, 5, 8)
+    captured = capture(model, (x,), mode="inference")
+    assert "autopar.rms_norm.default" in targets(captured.graph)
+    torch.testing.assert_close(run(captured, model, {"x": x})["output", "0"], model(x)[0].detach())
+
+
 def test_slices_name_their_bounds():
     class Slices(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -15,9 +15,18 @@ class Grid(nn.Module):
         return nn.functional.affine_grid(theta, [2, 1, 1, 4], align_corners=True)
 
 
+def far_norm(dtype: torch.dtype) -> nn.Module:
+    norm = nn.BatchNorm1d(8)
+    norm.running_mean.fill_(3.3)
+    norm.running_var.fill_(0.01)
+    return norm.to(dtype)
+
+
 CASES: dict[str, tuple[nn.Module, Tensor]] = {
     "a grid of one row": (Grid(), torch.randn(2, 2, 3)),
     "a norm of bfloat16 without eps": (nn.RMSNorm(8).bfloat16(), (1e-2 * torch.randn(16, 8)).bfloat16()),
+    "a batch norm of bfloat16 by its statistics": (far_norm(torch.bfloat16), (3.3 + 0.1 * torch.randn(16, 8)).bfloat16()),
+    "a batch norm of float16 by its statistics": (far_norm(torch.float16), (3.3 + 0.1 * torch.randn(16, 8)).half()),
 }
 
 

@@ -181,6 +181,18 @@ def test_masked_scatter(shape):
     check(lambda x, s, m: (x * 2).masked_scatter(m, s), X, source, mask)
 
 
+@pytest.mark.parametrize(("shape", "masked"), [((8,), (6, 8)), ((6, 1), (1, 8)), ((3, 1, 8), (6, 1))])
+def test_masked_scatter_broadcasts(shape, masked):
+    mask, source = torch.rand(masked) < 0.5, torch.randn(3, 6, 8, requires_grad=True)
+    check(lambda x, s, m: (x * 2).masked_scatter(m, s), torch.randn(shape, requires_grad=True), source, mask)
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (8,)])
+def test_masked_scatter_of_nothing(shape):
+    x, mask = torch.randn(shape, requires_grad=True), torch.zeros(6, 8, dtype=torch.bool)
+    check(lambda x, s, m: (x * 2).masked_scatter(m, s), x, torch.zeros(0), mask)
+
+
 def test_storage_beyond_the_tensor_is_refused():
     with pytest.raises(CaptureError, match="beyond the tensor"):
         capture(Model(lambda x: (x * 2)[3:].as_strided((6, 8), (8, 1), 0)), (X,))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,11 @@ from torch import Tensor, nn
 import autopar
 from autopar.importer import capture
 from autopar.runtime.buffer_writes import find_buffer_writes
+from autopar.verify import verify
 from autopar.verify.launch import run_ranks
 from benchmarks.host import count_kernels
 from tests.graphs import machine, random_schedule
+from tests.runtime.recorders import on_cpus
 
 
 class Normed(nn.Module):
@@ -84,3 +88,94 @@ def test_batch_norm_runs_the_kernels_that_it_runs_in_the_plain_model() -> None:
 
     ((plain, ours),) = run_ranks(rank_main, 1)
     assert ours == plain
+
+
+class Remembering(nn.Module):
+    """Two buffers, in either order, and a forward that gives them new values. ``new`` is one of a call."""
+
+    last: Tensor
+    before: Tensor
+
+    def __init__(self, change: Change, order: tuple[str, str] = ("before", "last")) -> None:
+        super().__init__()
+        self.change, self.linear = change, nn.Linear(4, 4)
+        for number, name in enumerate(order):
+            self.register_buffer(name, torch.arange(4.0) + 8 * number)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        given = self.change(self, x.detach().mean(0))
+        return {"loss": (self.linear(x) - self.before).square().mean(), "given": given}
+
+
+Change = Callable[[Remembering, Tensor], Tensor]
+
+
+def shifted(model: Remembering, new: Tensor) -> Tensor:
+    model.before = model.last
+    model.last = new
+    return new * 2
+
+
+def shifted_in_place(model: Remembering, new: Tensor) -> Tensor:
+    model.before.copy_(model.last)
+    model.last.add_(new)
+    return new * 2
+
+
+def swapped(model: Remembering, new: Tensor) -> Tensor:
+    model.before, model.last = model.last, model.before
+    model.last.add_(new)
+    return new * 2
+
+
+def given_as_it_was(model: Remembering, new: Tensor) -> Tensor:
+    old = model.last
+    model.last = new
+    return old
+
+
+def given_in_part(model: Remembering, new: Tensor) -> Tensor:
+    old = model.last[1:3]
+    model.last = model.last * 0.5 + new
+    return old
+
+
+def copied_and_given(model: Remembering, new: Tensor) -> Tensor:
+    old = model.last.clone()
+    model.last.add_(1)
+    return old
+
+
+CHANGES = [shifted, shifted_in_place, swapped, given_as_it_was, given_in_part, copied_and_given]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch itself has deprecated
+@pytest.mark.parametrize("order", [("before", "last"), ("last", "before")])
+@pytest.mark.parametrize("execute", ["eager", "graph", "cuda_graph", pytest.param("compiled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("change", CHANGES)
+def test_buffers_become_one_another_and_leave_as_they_were(change: Change, execute: Any, order: tuple[str, str], one_rank: None) -> None:
+    torch.manual_seed(0)
+    alone = Remembering(change, order)
+    plan = autopar.plan(alone, (X,), mesh="dp=1", hardware="cpu-cluster")
+    with on_cpus():
+        module, results = autopar.compile(copy.deepcopy(alone), plan, execute=execute), []
+        for shift in range(3):
+            found, wanted = module(X + shift), alone(X + shift)
+            found["loss"].backward()
+            results.append((found["given"], wanted["given"].clone()))
+            torch.testing.assert_close(found["loss"], wanted["loss"])
+            for name, buffer in module.named_buffers():
+                torch.testing.assert_close(buffer.to_local(), dict(alone.named_buffers())[name])
+    for given, as_it_was in results:  # later calls leave it so
+        torch.testing.assert_close(given, as_it_was)
+
+
+@pytest.mark.parametrize("pin", ["S0", "R"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_buffers_on_several_ranks_become_one_another(change: Change, pin: str) -> None:
+    torch.manual_seed(0)
+    made = Remembering(change), (X,)
+    plan = autopar.plan(*made, mesh="dp=2", hardware="cpu-cluster", constraints={"last": pin, "before": "S0"})
+    assert autopar.check(plan) == ()
+    found = verify(plan, made, backend="simulate", steps=3)
+    assert found.passed, found.problems

@@ -13,6 +13,7 @@ from autopar.importer.rewrite.contractions import autocast, contract
 
 Replacement = Callable[..., Any]
 
+
 def attention_replacement(next_seed: Callable[[], int]) -> Replacement:
     def attention(
         q: Tensor,
@@ -27,66 +28,73 @@ def attention_replacement(next_seed: Callable[[], int]) -> Replacement:
     ) -> Tensor:
         q, k, v = autocast(q, k, v)
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-        if q.dim() != 4:
-            return _with_four_dims(attention, q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        batch = max(q.shape[0], k.shape[0], v.shape[0])
-        q, k, v = (_expand_batch(tensor, batch) for tensor in (q, k, v))
-        if k.shape[1] != v.shape[1] or (not enable_gqa and q.shape[1] != k.shape[1]):
-            heads = max(q.shape[1], k.shape[1], v.shape[1])
-            q, k, v = (tensor.expand(-1, heads, -1, -1) for tensor in (q, k, v))
-        if attn_mask is not None and attn_mask.dim() < 4:
-            attn_mask = attn_mask.reshape(*[1] * (4 - attn_mask.dim()), *attn_mask.shape)
+        rank, own = max(q.dim(), k.dim(), v.dim()), -3 if enable_gqa else -2
+        lead = (*torch.broadcast_shapes(*(tensor.shape[:own] for tensor in (q, k, v))), *q.shape[own:-2])
+        q, k, v = (_with_four_dims(_with_dims(tensor, rank), lead, enable_gqa) for tensor in (q, k, v))
+        if attn_mask is not None:
+            attn_mask = _with_four_dims(attn_mask, lead, enable_gqa) if attn_mask.dim() > min(len(lead) + 1, 3) else attn_mask
+            attn_mask = _with_dims(attn_mask, 4)
+        q, k, v = _broadcast(q, k, v, enable_gqa)
         if dropout_p > 0 or (attn_mask is not None and attn_mask.requires_grad):
-            return _attention_in_parts(q, k, v, attn_mask, dropout_p, is_causal, scale, next_seed)
-        return torch.ops.autopar.attention.default(q, k, v, attn_mask, is_causal, scale, 0.0, 0)[0]
+            out = _attention_in_parts(q, k, v, attn_mask, dropout_p, is_causal, scale, next_seed)
+        else:
+            out = torch.ops.autopar.attention.default(q, k, v, attn_mask, is_causal, scale, 0.0, 0)[0]
+        return out if len(lead) == 2 else out.reshape(*lead, *out.shape[-2:])
 
     return attention
 
 
-def _expand_batch(tensor: Tensor, batch: int) -> Tensor:
-    return tensor if tensor.shape[0] == batch else tensor.expand(batch, -1, -1, -1)
+def _with_dims(tensor: Tensor, dims: int) -> Tensor:
+    """The tensor with dims of size 1 in front, where it has fewer."""
+    return tensor.reshape(*[1] * (dims - tensor.dim()), *tensor.shape) if tensor.dim() < dims else tensor
 
 
-def _with_four_dims(
-    attention: Replacement, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float, gqa: bool
-) -> Tensor:
-    """Attention on ``[..., s, d]``: fewer than four dims get dims of size 1, more are flattened into the first."""
-    if q.dim() < 4:
-        lead = 4 - q.dim()
+def _with_four_dims(tensor: Tensor, lead: tuple[int, ...], shared: bool) -> Tensor:
+    """``[..., s, d]`` as ``[b, h, s, d]``. Of more than four dims those before the heads are flattened. A single one of ``lead`` is the
+    batch; where heads are ``shared``, it is the heads."""
+    if len(lead) > 2:
+        return tensor.expand(*lead[:-1], *tensor.shape[-3:]).flatten(0, -4)
+    if len(lead) == 2 or shared:
+        return _with_dims(tensor, 4)
+    place = tensor.dim() - 2
+    return tensor.reshape(*tensor.shape[:place], *[1] * (4 - tensor.dim()), *tensor.shape[place:])
 
-        def widen(tensor: Tensor) -> Tensor:
-            place = tensor.dim() - 2
-            return tensor.reshape(*tensor.shape[:place], *[1] * lead, *tensor.shape[place:])
 
-        if mask is not None and mask.dim() > 2:
-            mask = widen(mask)
-        out = attention(widen(q), widen(k), widen(v), mask, dropout, causal, scale=scale, enable_gqa=gqa)
-        return out.reshape(*q.shape[:-1], v.shape[-1])
-    lead_sizes = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+def _broadcast(q: Tensor, k: Tensor, v: Tensor, shared: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Operands of one batch and with as many heads, or with heads of keys and values, as many, that several of queries share."""
+    (batch,) = torch.broadcast_shapes(q.shape[:1], k.shape[:1], v.shape[:1])
+    q, k, v = (tensor if tensor.shape[0] == batch else tensor.expand(batch, -1, -1, -1) for tensor in (q, k, v))
+    if shared:
+        k, v = (k, v) if k.shape[1] == v.shape[1] else (_repeated(k, q.shape[1]), _repeated(v, q.shape[1]))
+    elif not q.shape[1] == k.shape[1] == v.shape[1]:
+        (heads,) = torch.broadcast_shapes(q.shape[1:2], k.shape[1:2], v.shape[1:2])
+        q, k, v = (tensor.expand(-1, heads, -1, -1) for tensor in (q, k, v))
+    return q, k, v
 
-    def flat(tensor: Tensor) -> Tensor:
-        return tensor.expand(*lead_sizes, *tensor.shape[-3:]).flatten(0, -4)
 
-    if mask is not None and mask.dim() > 3:
-        mask = flat(mask)
-    out = attention(flat(q), flat(k), flat(v), mask, dropout, causal, scale=scale, enable_gqa=gqa)
-    return out.unflatten(0, lead_sizes)
+def _repeated(tensor: Tensor, heads: int) -> Tensor:
+    return tensor if tensor.shape[1] == heads else tensor.repeat_interleave(heads // tensor.shape[1], 1)
 
 
 def _attention_in_parts(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float, next_seed: Callable[[], int]
 ) -> Tensor:
-    """Attention whose probabilities are dropped or whose mask is trained: no fused kernel gives these the dialect's meaning."""
-    share = q.shape[1] // k.shape[1]
-    if share > 1:
-        k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+    """Attention whose probabilities are dropped or whose mask is trained: no fused kernel gives these the dialect's meaning.
+
+    A query that sees no key has zeros, and gradients of zero. Its scores are not hidden, so that they are numbers.
+    """
+    k, v = _repeated(k, q.shape[1]), _repeated(v, q.shape[1])
     scores = contract(q, tuple("bhsd"), k, tuple("bhtd"), tuple("bhst")) * scale
-    if causal:
+    blind = None
+    if causal:  # torch takes no mask beside it here
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(hidden, float("-inf"))
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        hidden = ~mask if mask.dtype == torch.bool else mask == float("-inf")
+        blind = hidden.all(-1, keepdim=True)
+        scores = scores.masked_fill(hidden & ~blind, float("-inf")) if mask.dtype == torch.bool else scores + mask.masked_fill(blind, 0)
     p = torch.softmax(scores, -1)
     if dropout > 0:
         p = torch.ops.autopar.dropout.default(p, dropout, next_seed())[0]
-    return contract(p, tuple("bhst"), v, tuple("bhtd"), tuple("bhsd"))
+    out = contract(p, tuple("bhst"), v, tuple("bhtd"), tuple("bhsd"))
+    return out if blind is None else out.masked_fill(blind, 0)

@@ -23,11 +23,12 @@ def cholesky(a: Tensor, *, upper: bool = False) -> Tensor:
 
 
 def solve(a: Tensor, b: Tensor, *, left: bool = True) -> Tensor:
-    """``aten.linalg_solve``."""
+    """``aten.linalg_solve``: ``b`` is a vector, or vectors where its shape is that of ``a`` less a dim; else matrices. Other dims
+    broadcast."""
     result, _, _, info = aten._linalg_solve_ex.default(a, b, left=left)
-    return _known(result, info)
+    return _known(result, info, 1 if b.dim() == 1 or b.shape == a.shape[:-1] else 2)
 
 
-def _known(result: Tensor, info: Tensor) -> Tensor:
-    """``result`` of matrices for which ``info`` is 0, NaN of others."""
-    return result.masked_fill((info != 0).reshape(*info.shape, *[1] * (result.dim() - info.dim())), torch.nan)
+def _known(result: Tensor, info: Tensor, own: int = 2) -> Tensor:
+    """``result`` of matrices for which ``info`` is 0, NaN of others. ``own``: its last dims, which ``info`` has not."""
+    return result.masked_fill((info != 0).reshape(*info.shape, *[1] * own), torch.nan)

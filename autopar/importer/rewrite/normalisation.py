@@ -29,10 +29,11 @@ def batch_norm(
             running_mean.copy_(new_mean)
             running_var.copy_(new_var)
         return out
-    scale = torch.rsqrt(running_var + eps)
+    wide = wide_dtype(x.dtype)  # as torch's kernels, which round once
+    scale = torch.rsqrt(running_var.to(wide) + eps)
     if weight is not None:
         scale = scale * weight
-    shift = -running_mean * scale
+    shift = -running_mean.to(wide) * scale
     if bias is not None:
         shift = shift + bias
     shape = [1, -1, *[1] * (x.dim() - 2)]

@@ -6,23 +6,28 @@ graph only where something else reads them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from autopar import torch_compat
 from autopar.importer.rewrite.bags import embedding_bag, equal_bags
 from autopar.importer.rewrite.contractions import linear_over
 
 aten = torch.ops.aten
+Stays = Callable[[Node, Node], bool]
+"""Of a node's value, and another node: whether the value is still what it was there."""
 _CONVERSIONS = (aten.to.dtype, aten._to_copy.default, aten.to.dtype_layout)
 _RESHAPES = (aten.reshape.default, aten.view.default, aten.flatten.using_ints)
 _COPIES = (aten.clone.default, aten.contiguous.default)
 _MOVES = (aten.permute.default, aten.transpose.int, aten.movedim.intlist, aten.movedim.int)
 
 
-def recognised(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The call that a node stands for: operator, arguments, keyword arguments; its own where no form is recognised."""
+def recognised(node: Node, stays: Stays = lambda value, since: True) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The call that a node stands for: operator, arguments, keyword arguments; its own where no form is recognised, or where the form
+    would read something that was written in place meanwhile."""
     found = None
     if node.target is aten.mul.Tensor:
         found = _rms_norm(node)
@@ -31,8 +36,29 @@ def recognised(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     elif node.target in _RESHAPES:
         found = _merged_rows(node)
     elif node.target in (aten.embedding_bag.default, aten.embedding_bag.padding_idx):
-        found = embedding_bag, node.args, {**node.kwargs, "size": equal_bags(node)}
-    return found or (node.target, node.args, dict(node.kwargs))
+        offsets = node.args[2]
+        found = embedding_bag, node.args, {**node.kwargs, "size": equal_bags(node) if stays(offsets, offsets) else None}
+    if found is not None and _stay(node, found[1:], stays):
+        return found
+    return node.target, node.args, dict(node.kwargs)
+
+
+def _stay(node: Node, given: Any, stays: Stays) -> bool:
+    """Whether the parts of a form are what their operators made, and what they read is the same at the form's end.
+
+    Args:
+        node: the end.
+        given: to the call for the form: what the parts begin with.
+    """
+    given = {item for item in torch_compat.leaves_of(given) if isinstance(item, Node)}
+    pending, parts, first = [item for item in node.all_input_nodes if item not in given], set[Node](), dict[Node, Node]()
+    while pending:
+        part = pending.pop()
+        if part not in parts:
+            parts.add(part)
+            pending += [item for item in part.all_input_nodes if item not in given]
+            first.update((item, min(part, first.get(item, part))) for item in part.all_input_nodes if item in given)
+    return all(stays(part, part) for part in parts) and all(stays(item, reader) for item, reader in first.items())
 
 
 def _call(node: Any, *targets: Any) -> bool:
