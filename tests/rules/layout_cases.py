@@ -351,6 +351,7 @@ CASES: tuple[Case, ...] = (
     Case("aten.empty_like.default", (F(4, 6),), "a b -> a b", random=True),
     # scan, sort
     Case("aten.cumsum.default", (F(4, 6), 1), "a d! -> a d! | linear {0}"),
+    Case("aten.cumsum.default", (F(4, 6), 1), "a d! -> a d!", {"dtype": torch.int64}),
     Case("aten.cumprod.default", (F(4, 6), 1), "a d! -> a d!"),
     Case("aten.logcumsumexp.default", (F(4, 6), 1), "a d! -> a d!"),
     Case("aten.cummax.default", (F(4, 6), 1), "a d! -> a d!, a d!"),
