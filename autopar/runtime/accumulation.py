@@ -259,7 +259,7 @@ class AccumulatedCall(Call):
 
         (values,) = run_step(self.step.executable, (self.step.place.rank,), enter, self.observed, draw=self.number, trains=keep)
         if keep:
-            self.saved = Saved({value: values[value] for value in self.step.gradients.values()}, {})
+            self.saved = Saved({value: values[value] for value in self.step.gradients.values()})
         return tuple(self.step.leave(value, values[value]) for _, value in self.leaving)
 
     def _run_backward(self, values: Values, scale: torch.Tensor | None) -> bool:

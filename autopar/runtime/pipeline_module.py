@@ -77,7 +77,7 @@ class StageCall(AccumulatedCall):
 
     def save(self, values: Values) -> None:
         """Keeps the gradients for ``backward``."""
-        self.saved = Saved({value: values[value] for value in self.step.gradients.values()}, {})
+        self.saved = Saved({value: values[value] for value in self.step.gradients.values()})
 
     def _is_reached(self, tensor: str, asked: Any) -> bool:
         return True

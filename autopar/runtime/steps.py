@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -148,6 +148,12 @@ class Step:
         schedule = self.executable.schedule
         read = {schedule.storage[name] for name in self.executable.kept}
         return {value for output, value in schedule.outputs if output.kind == "output" and schedule.storage[value] in read}
+
+    @cached_property
+    def kept_inputs(self) -> Sequence[str]:
+        """The graph inputs whose memory backward reads, without the buffers that a call changes."""
+        storage, changed = self.executable.schedule.storage, {buffer for buffer, _ in self.updates}
+        return sorted({storage[name] for name in self.executable.kept} & {item.tensor for item in self.graph.inputs} - changed)
 
     @cached_property
     def parameters(self) -> Set[str]:
@@ -355,11 +361,18 @@ class Call:
         if self.step.updates:
             self._update_buffers(values, kept)
         if keep:
-            owners = {name: tensor for name, tensor in self.owners.items() if name in kept}
             leaving = zip(self.leaving, outputs, strict=True)
-            shared = {f"output {output.name}": one.detach() for (output, value), one in leaving if value in self.step.kept_outputs}
-            self.saved = Saved(kept, owners | shared)  # of outputs no more than that: they themselves lead back to here
+            shared = [(f"output {output.name}", one.detach()) for (output, value), one in leaving if value in self.step.kept_outputs]
+            self.saved = Saved(kept, [*self._read_later(), *shared])  # of outputs no more than that: they themselves lead back to here
         return outputs
+
+    def _read_later(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What backward reads of the user's tensors, and of the memory that other programs write. Of buffers that this one changes it has
+        copies."""
+        for name in self.step.kept_inputs:
+            if name in self.owners:
+                yield name, self.owners[name]
+                yield name, self.locals[name]
 
     def _late(self, value: str, land: Land | None) -> torch.Tensor:
         """The loss, whose sum over the ranks is on its way."""
