@@ -25,6 +25,7 @@ from autopar.runtime.forward_attributes import leave, put_back
 from autopar.runtime.groups import Team
 from autopar.runtime.held_weights import HeldWeights
 from autopar.runtime.host_optimizer import mark_hosted
+from autopar.runtime.loss_gradient import LossScale
 from autopar.runtime.padding import HandOut, Padding
 from autopar.runtime.parts import keep_within, told_of_weights
 from autopar.runtime.programs import Programs, input_of
@@ -94,6 +95,7 @@ class ShardedModule(WithinReplicas, OwnStates):
     _calls: int
     _compared: set[str]
     _left: tuple[str, ...]
+    _scale: LossScale
     _seeded: int
 
     def __init__(self, tree: nn.Module, programs: Programs, plan: Any, empty: Iterable[str] = ()) -> None:
@@ -109,7 +111,7 @@ class ShardedModule(WithinReplicas, OwnStates):
             if path:
                 keep_within(path, part)
         self._observed: list[Observed] | None = None
-        self.__dict__.update(_weights=HeldWeights(self), _calls=0, _compared=set(), _left=())
+        self.__dict__.update(_weights=HeldWeights(self), _calls=0, _compared=set(), _left=(), _scale=LossScale())
         self.training = tree.training
         self.adopt_states(programs)
 
@@ -171,7 +173,7 @@ class ShardedModule(WithinReplicas, OwnStates):
         given = self._enter_call(step, tensors, differentiates=differentiates)
         made = *given.arguments, self._draw(step, differentiates and self._trains(given.trained)), self._observed
         is_whole = not given.cut and step.graph.microbatches == 1
-        call = Call(*made) if is_whole else AccumulatedCall(*made, cut=step.enter_cut(given.cut))
+        call = Call(*made) if is_whole else AccumulatedCall(*made, cut=step.enter_cut(given.cut), scale=self._scale)
         return call, [tensor for _, tensor in given.trained]
 
     def _enter_call(self, step: Step, tensors: Mapping[str, torch.Tensor], *, differentiates: bool) -> EnteredCall:

@@ -27,7 +27,7 @@ from autopar.runtime.deferred_loss import Arrival, LateTensor
 from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable, Land
 from autopar.runtime.fusion import makes_memory
-from autopar.runtime.loss_gradient import loss_gradient
+from autopar.runtime.loss_gradient import is_narrow, loss_gradient
 from autopar.runtime.placement import local_part, to_placements
 from autopar.runtime.saved_values import Saved
 from autopar.runtime.weights import Place
@@ -135,6 +135,11 @@ class Step:
     def draws(self) -> bool:
         """Whether anything is drawn at random."""
         return any(op.target in STILL for op in self.graph.ops)
+
+    @cached_property
+    def vanishes(self) -> bool:
+        """Whether gradients may vanish unless backward begins with the scale of the loss."""
+        return self.graph.loss_gradient is not None and is_narrow(self.graph)
 
     @cached_property
     def apart(self) -> Set[str]:
@@ -417,7 +422,7 @@ class Call:
                 asked.update([] if gradient is None else [self.tangents[name].tensor])
                 values[self.tangents[name].tensor] = self._tangent(self.tangents[name], gradient)
             elif name == self.loss:
-                scale = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient  # as where parameters joined the loss
+                scale = None if gradient is None else plain(gradient)  # a DTensor where parameters joined the loss
         early = self._run_backward(values, scale)
         if self.arrival is not None:
             self.arrival.get()  # long there; a rank that is gone is heard of within the step
@@ -500,6 +505,11 @@ class Call:
         schedule = self.step.executable.schedule
         made = self.step.place.dtensor(local, schedule.specs[value], self.step.graph.tensors[schedule.values[value].tensor].shape)
         return made.full_tensor() if tensor in self.global_inputs else made
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whole. Collective for a DTensor that is not."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def check_gradient_specs(step: Step) -> None:

@@ -38,7 +38,8 @@ ALL = {"num_batches_tracked", "running_mean", "running_var"}
 
 
 @pytest.mark.parametrize(
-    ("reads", "late", "written"), [("", False, ALL), ("new", False, {"num_batches_tracked"}), ("old", False, ALL), ("old", True, {"num_batches_tracked"})]
+    ("reads", "late", "written"),
+    [("", False, ALL), ("new", False, {"num_batches_tracked"}), ("old", False, ALL), ("old", True, {"num_batches_tracked"})],
 )
 def test_what_nobody_reads_later_is_written_where_it_lies(reads: str, late: bool, written: set[str]) -> None:
     """torch's kernel writes both statistics, or none. ``late``: the reader of the old mean runs after batch norm. Backward reads the new
