@@ -35,7 +35,7 @@ from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import NOBODYS, WithinReplicas, transforms_run, values_of
+from autopar.torch_compat import CALL_HOOKS, NOBODYS, WithinReplicas, transforms_run, values_of
 
 OTHER_CALLS = 0x9E3779B9
 """How far calls without gradients are apart in what they draw, beyond any number of training steps; odd, since CPUs' generators take the
@@ -77,7 +77,7 @@ class ShardedModule(WithinReplicas, OwnStates):
     """A compiled model. Parameters and buffers are DTensors under the model's own names; calls run the planned schedule.
 
     A call that the plan was not made for (after ``eval()``, with a shorter last batch) runs a program of its own on the same weights,
-    planned and kept when it is first needed (see ``programs``). ``deepcopy`` copies the weights and shares the programs.
+    planned and kept when it is first needed (see ``programs``). ``deepcopy`` copies weights, hooks and attributes, and shares the programs.
 
     Attributes:
         plan: the plan it runs, None when compiled from a bare schedule.
@@ -350,6 +350,9 @@ class ShardedModule(WithinReplicas, OwnStates):
         for name in ("dropout_seed", "dropout_step", "other_calls", "training", "_left"):
             setattr(made, name, getattr(self, name))
         memo[id(self)] = made
+        memo.update(zip(map(id, self.parts), made.parts, strict=True))
+        own = {name for name in self.__dict__ if name in CALL_HOOKS or name not in made.__dict__}
+        made.__dict__.update({name: copy.deepcopy(self.__dict__[name], memo) for name in own})
         return made
 
     def copied(self, tree: nn.Module) -> ShardedModule:
