@@ -35,7 +35,7 @@ from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import CALL_HOOKS, NOBODYS, WithinReplicas, transforms_run, values_of
+from autopar.torch_compat import CALL_HOOKS, NOBODYS, WithinReplicas, transforms_run
 
 OTHER_CALLS = 0x9E3779B9
 """How far calls without gradients are apart in what they draw, beyond any number of training steps; odd, since CPUs' generators take the
@@ -263,19 +263,7 @@ class ShardedModule(WithinReplicas, OwnStates):
             raise UsageError(f"{len(empty)} parameters or buffers were on meta and have no values yet: {some}", hint)
 
     def check_loaded(self) -> None:
-        """Warns of buffers that have no values still and are in no state dict.
-
-        Raises:
-            UsageError: a buffer has another value than the one that is a constant of a program.
-        """
-        held = dict(self.named_buffers(remove_duplicate=False))
-        for step in (self.step, *self._programs.made.values()):
-            for name, value in step.read.items():
-                now = values_of(held[name]) if name in held else None
-                if now is not None and not torch.equal(now.cpu(), value):
-                    what = f"the buffer {name} becomes another one, of which forward reads sizes or numbers"
-                    hint = "load it into the model before that is planned and compiled"
-                    raise UsageError(f"{what}: they are constants of the program", hint)
+        """Warns of buffers that have no values still and are in no state dict."""
         if left := self._not_persistent(self._find_empty()):
             message = f"what was loaded holds no values of {', '.join(left[:3])}: {len(left)} buffers that are not persistent"
             warnings.warn(f"{message}\nhint: {_filling(left)}", EmptyBufferWarning, stacklevel=3)
