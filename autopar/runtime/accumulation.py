@@ -75,6 +75,7 @@ class MicrobatchedStep:
         self.leaving = [value for output, value in schedule.outputs if output.kind == "output" and not output.is_sent]
         self.gradients = dict.fromkeys(value for output, value in schedule.outputs if output.kind == "gradient")
         self.totals: list[Values] = [Values() for _ in at]
+        self.dtypes = _dtypes(schedule, self.leaving)
         self.sums: list[Values] | None = None
         self.common: list[Values] | None = None
         """What is made before the first microbatch and read in all."""
@@ -156,7 +157,7 @@ class MicrobatchedStep:
         """Leaves the step's outputs and gradients among the values of the last microbatch."""
         weights = self.weights
         for held, total in zip(ranks, self.totals, strict=True):
-            held.update({name: _times(value, weights.share) for name, value in total.items()})
+            held.update({name: _times(value, weights.share).to(self.dtypes[name]) for name, value in total.items()})
             for name in self.gradients if self.trains else ():
                 held[name] = _times(held[name], torch.as_tensor(weights.share).nan_to_num(1.0) if self.scaled else weights.now)
 
@@ -195,13 +196,14 @@ class Weights:
         self.of[number] = self.now
         if self.divisor is None:
             return
-        found = ranks[0][self.divisor]
+        found = _wide(ranks[0][self.divisor])
         before = torch.as_tensor(self._unit).to(found)
         self._sum, self._unit = self._sum + found, torch.where(before == 0, found, before)
         self.now = self.of[number] = torch.where(found == 0, found, found / self._unit * self.made.weight)
         self.share = self.made.microbatches * self._unit / self._sum
         for held in ranks:
-            held[self.divisor] = torch.where(found == 0, torch.ones_like(found), found)
+            own = held[self.divisor]
+            held[self.divisor] = torch.where(own == 0, torch.ones_like(own), own)
 
 
 @contextmanager
@@ -218,8 +220,8 @@ def rows_in_reach(made: Accumulation) -> Iterator[None]:
 
 
 def _added(weight: torch.Tensor | float, total: Values, found: Values) -> Values:
-    """The sums with what is found so weighted; what weighs nothing may be no number."""
-    here = {name: _times(value, weight, nothing=True) for name, value in found.items()}
+    """The sums with what is found so weighted, of half precision in float32; what weighs nothing may be no number."""
+    here = {name: _times(_wide(value), weight, nothing=True) for name, value in found.items()}
     return {name: value + total[name] if name in total else value for name, value in here.items()}
 
 
@@ -235,9 +237,17 @@ def _times(value: torch.Tensor, factor: torch.Tensor | float, *, nothing: bool =
 
 def _zeros(schedule: Schedule, rank: int, held: Values) -> Values:
     """The sums of a rank before the first microbatch."""
-    device = next((tensor.device for tensor in held.values()), torch.device("cpu"))
-    dtypes = {name: getattr(torch, schedule.graph.tensors[schedule.values[name].tensor].dtype) for name in schedule.sums}
+    device, dtypes = next((tensor.device for tensor in held.values()), torch.device("cpu")), _dtypes(schedule, schedule.sums)
     return {name: torch.zeros(own_shape(schedule, name, rank), dtype=dtype, device=device) for name, dtype in dtypes.items()}
+
+
+def _dtypes(schedule: Schedule, names: Sequence[str]) -> dict[str, torch.dtype]:
+    return {name: getattr(torch, schedule.graph.tensors[schedule.values[name].tensor].dtype) for name in names}
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    """A number of half precision in float32, as it is in torch's own sums."""
+    return value.float() if value.is_floating_point() and value.itemsize < 4 else value
 
 
 class AccumulatedCall(Call):
