@@ -35,7 +35,7 @@ from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import CALL_HOOKS, NOBODYS, WithinReplicas, transforms_run
+from autopar.torch_compat import CALL_HOOKS, NOBODYS, WithinReplicas, runs_backward, transforms_run
 
 OTHER_CALLS = 0x9E3779B9
 """How far calls without gradients are apart in what they draw, beyond any number of training steps; odd, since CPUs' generators take the
@@ -85,7 +85,7 @@ class ShardedModule(WithinReplicas, OwnStates):
             ``torch.manual_seed``, or was started with.
         dropout_step: number of the next training step, which chooses them too. Set both, alike on all ranks, when resuming.
         other_calls: how many calls without gradients there were since the last step: the first draws what the next step will, as a forward
-            within ``torch.utils.checkpoint`` has to, each further one something else.
+            within a reentrant ``torch.utils.checkpoint`` has to, each further one something else.
     """
 
     dropout_seed: int | None
@@ -94,6 +94,7 @@ class ShardedModule(WithinReplicas, OwnStates):
     _weights: HeldWeights
     _calls: int
     _compared: set[str]
+    _drawn: int | None
     _left: tuple[str, ...]
     _scale: LossScale
     _seeded: int
@@ -111,7 +112,7 @@ class ShardedModule(WithinReplicas, OwnStates):
             if path:
                 keep_within(path, part)
         self._observed: list[Observed] | None = None
-        self.__dict__.update(_weights=HeldWeights(self), _calls=0, _compared=set(), _left=(), _scale=LossScale())
+        self.__dict__.update(_weights=HeldWeights(self), _calls=0, _compared=set(), _drawn=None, _left=(), _scale=LossScale())
         self.training = tree.training
         self.adopt_states(programs)
 
@@ -319,7 +320,11 @@ class ShardedModule(WithinReplicas, OwnStates):
             super().__setattr__(name, value)
 
     def _draw(self, step: Step, trains: bool) -> int:
-        """What chooses the masks of this call: equal on all ranks of the mesh, another on each replica of it."""
+        """What chooses the masks of this call: equal on all ranks of the mesh, another on each replica of it.
+
+        Raises:
+            UsageError: a forward is computed again, and would draw something else than it did.
+        """
         if step.draws and torch.initial_seed() != self._seeded:
             self.__dict__["_seeded"] = torch.initial_seed()
             text = (
@@ -329,6 +334,10 @@ class ShardedModule(WithinReplicas, OwnStates):
             warnings.warn(text, LaterSeedWarning, stacklevel=8)
         members, world = self.team.members, self.team.world
         number = SEEDS * (self.dropout_seed or 0) + self.dropout_step + (0 if trains else OTHER_CALLS * self.other_calls)
+        if step.draws and trains and number != self._drawn and runs_backward():
+            message = "the module is computed again within backward, by torch.utils.checkpoint: it would draw other random numbers"
+            raise UsageError(message, "leave the checkpoint out: a plan recomputes by itself where memory is short")
+        self.__dict__["_drawn"] = number
         return number if len(members) == world else number * world + min(members)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedModule:
