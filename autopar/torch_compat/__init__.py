@@ -91,6 +91,7 @@ from autopar.torch_compat.process_groups import (
     reduce_scatter_single,
     refused_collectives,
     refused_ranks,
+    store_of_world,
     timeout_of,
 )
 from autopar.torch_compat.rank_levels import beneath_levels, met_functions, rank_level, with_level, without_levels
@@ -174,7 +175,8 @@ __all__ = [
     "reduce_where_asked", "refuse_several_parts", "refused_collectives", "refused_ranks", "replaced_function_apply",
     "replaced_module_hooks", "replaced_on_cpu", "replaced_operators", "replaced_transforms", "rerouted", "reshape_in_place", "role",
     "runs_a_graph", "runs_backward", "schema_of", "shard_beside_blocks", "shares_memory", "spec_of", "split_factor_of", "step_local_parts",
-    "step_whole_matrices", "storage_key", "store_gradients", "strided_shard", "take_plain_in_backward", "teach_dtensors", "timeout_of",
-    "trace_joint", "trace_operators", "traced_apart", "traced_in_backward", "transforms_run", "uncompiled", "unflatten", "unknown_sizes",
-    "values_of", "whole_of", "with_backward", "with_level", "without_levels", "wrapper_of", "write_through_views", "write_where_masked",
+    "step_whole_matrices", "storage_key", "store_gradients", "store_of_world", "strided_shard", "take_plain_in_backward", "teach_dtensors",
+    "timeout_of", "trace_joint", "trace_operators", "traced_apart", "traced_in_backward", "transforms_run", "uncompiled", "unflatten",
+    "unknown_sizes", "values_of", "whole_of", "with_backward", "with_level", "without_levels", "wrapper_of", "write_through_views",
+    "write_where_masked",
 ]  # fmt: skip
