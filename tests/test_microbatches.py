@@ -523,6 +523,31 @@ def test_the_module_trains(execute: Any, one_rank: None) -> None:
         module(x.double())
 
 
+@pytest.mark.parametrize("execute", ["eager", "graph"])
+@pytest.mark.parametrize(("dtype", "count"), [(torch.bfloat16, 128), (torch.float16, 32)])
+def test_half_precision_losses_are_added_up_in_float32(dtype: torch.dtype, count: int, execute: Any, one_rank: None) -> None:
+    """They leave as the loss's own dtype, rounded once."""
+    torch.manual_seed(0)
+    model, x = Losses("mean").to(dtype), torch.randn(4 * count, 4).to(dtype)
+    plan = autopar.plan(model, (x,), mesh="dp=1", microbatches=count)
+    with torch.no_grad():
+        wanted = torch.stack([model(rows) for rows in x.chunk(count)]).float().mean().to(dtype)
+        found = autopar.compile(model, plan, execute=execute)(x)
+    assert found.dtype == dtype and found.item() == wanted.item()
+
+
+def test_what_half_precision_microbatches_count_is_added_up_in_float32(one_rank: None) -> None:
+    """In bfloat16 257 is 256."""
+    torch.manual_seed(0)
+    model, x, target = nn.Linear(4, 4).bfloat16(), torch.randn(33 * 32, 4).bfloat16(), torch.randint(1, 4, (33 * 32,))
+    loss = _over_targets("masked")
+    plan = autopar.plan(model, (x,), loss=loss, loss_args=(target,), mesh="dp=1", microbatches=32)
+    with torch.no_grad():
+        wanted = torch.stack([loss(model(rows), part) for rows, part in zip(x.chunk(32), target.chunk(32), strict=True)]).float().mean()
+        found = autopar.compile(model, plan)(x, target)
+    assert plan.microbatches == 32 and found.item() == wanted.bfloat16().item()
+
+
 class Centred(torch.autograd.Function):
     """A gradient less its mean over the rows."""
 

@@ -72,8 +72,9 @@ def compile_padded(
         given = everyones(None if padded is None else (dict(padded.values), padded.dim), team)
         values, dim = next(item for item in given if item is not None)
         made = Padded(plans, values, dim)
-        steps = together(lambda: [_rebuilt(model, plan, loss) for plan in plans.values()], team)
         first = next(iter(plans.values()))
+        loss = loss or first.loss
+        steps = together(lambda: [_rebuilt(model, plan, loss) for plan in plans.values()], team)
         (captured, schedule), *others = steps
         module = compile_schedule(
             model, schedule, captured.constants, plan=first, loss=loss, mesh=mesh, inputs=first.model.inputs or "global", outputs=outputs,

@@ -172,6 +172,8 @@ def plan_padded(
         raise failed
     best = min(found, key=lambda made: made.seconds(shares))
     assert best.padding
+    for made in best.plans.values():
+        made.remember_loss(loss)
     return best
 
 

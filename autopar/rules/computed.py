@@ -9,6 +9,8 @@ from autopar.graph import DTYPE_BYTES
 from autopar.rules.signature import OperatorCall, refs
 from autopar.rules.writing import letters, term, write
 
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
 
 def contract(call: OperatorCall) -> str:
     """Its own equation."""
@@ -17,13 +19,13 @@ def contract(call: OperatorCall) -> str:
 
 def convert(call: OperatorCall) -> str:
     """Elementwise; partial values pass where nothing is rounded."""
-    source, target = call.inputs[0].dtype, call.outputs[0].dtype
-    exact = source == target or (_floating(source) and _floating(target) and DTYPE_BYTES[target] > DTYPE_BYTES[source])
-    return "... -> ..." + (" | linear {0}" if exact else "")
+    return "... -> ..." + (" | linear {0}" if is_exact(call.inputs[0].dtype, call.outputs[0].dtype) else "")
 
 
-def _floating(name: str) -> bool:
-    return name in ("float16", "bfloat16", "float32", "float64")
+def is_exact(source: str, target: str) -> bool:
+    """Whether numbers of a dtype are the same ones as the other: it is the same, or both are floats and it is wider."""
+    both = source in FLOATS and target in FLOATS
+    return source == target or (both and DTYPE_BYTES[target] > DTYPE_BYTES[source])
 
 
 def masked_fill(call: OperatorCall) -> str:

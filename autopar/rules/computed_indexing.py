@@ -11,7 +11,7 @@ from autopar.rules.writing import letters, write
 def index(call: OperatorCall) -> str:
     """The indexed dims are whole; the index's own dims and the others are free."""
     if _masks(call):
-        return write([["_"] * len(tensor.shape) for tensor in call.inputs], [["_"] * len(call.result())])
+        return _whole(call)
     words, placed, result = _indexing(call)
     indices = [_index_term(call, item, placed) for item in refs(call.arguments["indices"])]
     return write([words, *indices], [result], "linear {0}")
@@ -36,12 +36,17 @@ def _masks(call: OperatorCall) -> bool:
     return any(call.inputs[item].dtype == "bool" for item in refs(call.arguments["indices"]))
 
 
+def _whole(call: OperatorCall, clause: str = "") -> str:
+    """Nothing is split."""
+    return write([["_"] * len(tensor.shape) for tensor in call.inputs], [["_"] * len(call.result())], clause)
+
+
 def _masked_put(call: OperatorCall) -> str:
     """``x[mask] = value``: free in every dim when there is one mask and one value, else whole."""
     indices = call.arguments["indices"]
     masks, (values,) = refs(indices), refs(call.arguments["values"])
     if len(masks) > 1 or call.inputs[values].elements != 1:
-        return write([["_"] * len(tensor.shape) for tensor in call.inputs], [["_"] * len(call.result())])
+        return _whole(call)
     words = letters(len(call.shape(0)))
     first = next(dim for dim, item in enumerate(indices) if item is not None)
     mask = words[first : first + len(call.shape(masks[0]))]
@@ -85,23 +90,27 @@ def searched(call: OperatorCall) -> str:
 
 def gather(call: OperatorCall) -> str:
     """The indexed dim is whole, the index's size along it free."""
+    if _has_numbers(call):
+        return _whole(call, "linear {0}")
     words, index_words = _along_index(call)
     return write([words, index_words], [index_words], "linear {0}")
 
 
 def scatter(call: OperatorCall) -> str:
     """The indexed dim is whole."""
+    count = len(refs(call.arguments.get("src")))
+    clause = "linear {0 2}" if count else ""
+    if _has_numbers(call):
+        return _whole(call, clause)
     words, index_words = _along_index(call, whole=True)
-    sources = [index_words] * len(refs(call.arguments.get("src")))
-    return write([words, index_words, *sources], [words], "linear {0 2}" if sources else "")
+    return write([words, index_words, *[index_words] * count], [words], clause)
 
 
 def scatter_add(call: OperatorCall) -> str:
     """The indexed dim is whole; parts of the source add up."""
+    if _has_numbers(call) or call.shape(2) != call.shape(1):
+        return _whole(call, "linear {0 2}")
     words, index_words = _along_index(call)
-    if not words or call.shape(2) != call.shape(1):
-        words = ["_"] * len(words)
-        return write([words, words, words], [words], "linear {0 2}")
     summed = [*words, f"+{index_words[call.arguments['dim']]}"]
     return write([summed, index_words, index_words], [summed], "linear {0 2}")
 
@@ -113,9 +122,8 @@ _EXTREMES: Mapping[object, str] = {"amax": "max", "amin": "min"}
 def scatter_reduce(call: OperatorCall) -> str:
     """The indexed dim is whole; extremes of parts of the source are partial where what was there before is among them."""
     (source,) = refs(call.arguments["src"])
-    if not call.shape(0) or call.shape(source) != call.shape(1):
-        words = ["_"] * len(call.shape(0))
-        return write([words, words, words], [words])
+    if _has_numbers(call) or call.shape(source) != call.shape(1):
+        return _whole(call)
     partial = _of_parts(call)
     words, index_words = _along_index(call, whole=not partial)
     return write([words, index_words, index_words], [[*words, *(f"+{index_words[call.arguments['dim']]}:{how}" for how in partial)]])
@@ -133,6 +141,11 @@ def index_reduce(call: OperatorCall) -> str:
 def _of_parts(call: OperatorCall) -> list[str]:
     """How results of parts of the source become one, if they do."""
     return [_EXTREMES[call.arguments["reduce"]]] if call.arguments["reduce"] in _EXTREMES and call.arguments["include_self"] else []
+
+
+def _has_numbers(call: OperatorCall) -> bool:
+    """Whether a tensor has no dims: the others have at most one then, and it stands for one of size 1."""
+    return any(not tensor.shape for tensor in call.inputs)
 
 
 def _along_index(call: OperatorCall, *, whole: bool = False) -> tuple[list[str], list[str]]:

@@ -172,17 +172,20 @@ def roll(call: OperatorCall) -> str:
 
 def unfold(call: OperatorCall) -> str:
     """The windowed dim is whole."""
-    names = letters(len(call.shape(0)))
-    names[call.arguments["dimension"]] = "_"
+    names = _whole_at(call.arguments["dimension"], letters(len(call.shape(0))))
     return write([names], [[*names, "_"]], "linear {0}")
 
 
 def unfold_backward(call: OperatorCall) -> str:
     """The windowed dim is whole; others are broadcast where the gradient has them of size 1."""
-    names = letters(len(call.result()))
-    names[call.arguments["dim"]] = "_"
+    names = _whole_at(call.arguments["dim"], letters(len(call.result())))
     given = ["1" if extent == 1 != size else name for name, extent, size in zip(names, call.shape(0), call.result(), strict=False)]
     return write([[*given, "_"]], [names], "linear {0}")
+
+
+def _whole_at(dim: int, names: list[str]) -> list[str]:
+    """The names with one whole; a tensor without dims has none."""
+    return ["_" if at == dim % len(names) else name for at, name in enumerate(names)]
 
 
 def _along(shape: Shape, call: OperatorCall, length: int) -> tuple[list[str], str]:

@@ -144,7 +144,8 @@ def count_entries(op: Op, tensors: Mapping[str, Tensor]) -> int:
     if found.size:
         return int(_argument(op, row, found.size))
     dim = found.dim if isinstance(found.dim, int) else _argument(op, row, found.dim)
-    return tensors[op.inputs[0]].shape[dim.index(Ref(found.numbers)) if isinstance(dim, tuple) else dim]
+    entries = tensors[op.inputs[0]].shape or (1,)  # a tensor without dims is one
+    return entries[dim.index(Ref(found.numbers)) if isinstance(dim, tuple) else dim]
 
 
 def ignored_number(op: Op) -> int | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from autopar.errors import RuleError
 from autopar.graph import Op, Tensor
 from autopar.rules.binding import bind
+from autopar.rules.computed import FLOATS, is_exact
 from autopar.rules.notation import parse
 from autopar.rules.rule import ShardingRule
 from autopar.rules.signature import OperatorCall, Row, call_of, dims_of
@@ -128,14 +129,22 @@ def _reduced(rule: ShardingRule) -> set[str]:
 
 
 def _of_dtypes(rule: ShardingRule, call: OperatorCall) -> ShardingRule:
-    """A boolean tensor is no sum, and of complex numbers nothing but sums is made of parts: no collective multiplies them."""
+    """A boolean tensor is no sum, nor are rounded parts one, and of complex numbers nothing but sums is made of parts: no collective
+    multiplies them."""
     reduced = _reduced(rule) | {name for item in rule.inner for name in item.over}
     if reduced and call.inputs[0].dtype.startswith("complex"):
         kept = tuple(tuple(item for item in partial if item[0] not in reduced) for partial in rule.output_partial)
         rule = replace(rule, whole=rule.whole | reduced, inner=(), output_partial=kept)
-    boolean = any(tensor.dtype == "bool" for tensor in call.outputs)
-    flows = tuple(group for group in rule.flows if not boolean and not any(call.inputs[index].dtype == "bool" for index in group))
+    flows = tuple(group for group in rule.flows if _stay_sums(group, call))
     return rule if flows == rule.flows else replace(rule, flows=flows)
+
+
+def _stay_sums(group: Iterable[int], call: OperatorCall) -> bool:
+    """Whether partial sums of some inputs are partial sums in every result's dtype: floats are not rounded before they are added up."""
+    results = {tensor.dtype for tensor in call.outputs}
+    given = {call.inputs[index].dtype for index in group}
+    floats = [(source, result) for source in given for result in results if source in FLOATS and not result.startswith("complex")]
+    return "bool" not in given | results and all(is_exact(source, result) for source, result in floats)
 
 
 def _present(text: str, call: OperatorCall, row: Row) -> tuple[str, ...]:

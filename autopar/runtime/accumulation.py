@@ -7,7 +7,7 @@ out gradients that are already there, times the gradient of the loss.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -19,9 +19,9 @@ from autopar.graph import DIVISOR, Accumulation
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable, own_shape
-from autopar.runtime.loss_gradient import loss_gradient
+from autopar.runtime.loss_gradient import LOSS_GRADIENT, LossScale, given_loss_gradient, loss_gradient
 from autopar.runtime.saved_values import Saved
-from autopar.runtime.steps import Call
+from autopar.runtime.steps import Call, plain
 from autopar.schedule import Schedule
 
 
@@ -75,6 +75,7 @@ class MicrobatchedStep:
         self.leaving = [value for output, value in schedule.outputs if output.kind == "output" and not output.is_sent]
         self.gradients = dict.fromkeys(value for output, value in schedule.outputs if output.kind == "gradient")
         self.totals: list[Values] = [Values() for _ in at]
+        self.dtypes = _dtypes(schedule, self.leaving)
         self.sums: list[Values] | None = None
         self.common: list[Values] | None = None
         """What is made before the first microbatch and read in all."""
@@ -133,8 +134,9 @@ class MicrobatchedStep:
 
     @contextmanager
     def _differentiated(self, number: int) -> Iterator[None]:
-        """Within it backward begins with the weight of the microbatch's loss."""
-        scale = torch.as_tensor(self.weights.of[number], dtype=torch.float64) if self.begins and self.made.microbatches > 1 else None
+        """Within it backward begins with the weight of the microbatch's loss, times the gradient of the step's loss that is given."""
+        weighs = self.begins and (self.made.microbatches > 1 or LOSS_GRADIENT.get() is not None)
+        scale = torch.as_tensor(self.weights.of[number], dtype=torch.float64) * given_loss_gradient() if weighs else None
         with self._within(number), loss_gradient(scale):
             yield
 
@@ -155,7 +157,7 @@ class MicrobatchedStep:
         """Leaves the step's outputs and gradients among the values of the last microbatch."""
         weights = self.weights
         for held, total in zip(ranks, self.totals, strict=True):
-            held.update({name: _times(value, weights.share) for name, value in total.items()})
+            held.update({name: _times(value, weights.share).to(self.dtypes[name]) for name, value in total.items()})
             for name in self.gradients if self.trains else ():
                 held[name] = _times(held[name], torch.as_tensor(weights.share).nan_to_num(1.0) if self.scaled else weights.now)
 
@@ -194,13 +196,14 @@ class Weights:
         self.of[number] = self.now
         if self.divisor is None:
             return
-        found = ranks[0][self.divisor]
+        found = _wide(ranks[0][self.divisor])
         before = torch.as_tensor(self._unit).to(found)
         self._sum, self._unit = self._sum + found, torch.where(before == 0, found, before)
         self.now = self.of[number] = torch.where(found == 0, found, found / self._unit * self.made.weight)
         self.share = self.made.microbatches * self._unit / self._sum
         for held in ranks:
-            held[self.divisor] = torch.where(found == 0, torch.ones_like(found), found)
+            own = held[self.divisor]
+            held[self.divisor] = torch.where(own == 0, torch.ones_like(own), own)
 
 
 @contextmanager
@@ -217,8 +220,8 @@ def rows_in_reach(made: Accumulation) -> Iterator[None]:
 
 
 def _added(weight: torch.Tensor | float, total: Values, found: Values) -> Values:
-    """The sums with what is found so weighted; what weighs nothing may be no number."""
-    here = {name: _times(value, weight, nothing=True) for name, value in found.items()}
+    """The sums with what is found so weighted, of half precision in float32; what weighs nothing may be no number."""
+    here = {name: _times(_wide(value), weight, nothing=True) for name, value in found.items()}
     return {name: value + total[name] if name in total else value for name, value in here.items()}
 
 
@@ -234,9 +237,17 @@ def _times(value: torch.Tensor, factor: torch.Tensor | float, *, nothing: bool =
 
 def _zeros(schedule: Schedule, rank: int, held: Values) -> Values:
     """The sums of a rank before the first microbatch."""
-    device = next((tensor.device for tensor in held.values()), torch.device("cpu"))
-    dtypes = {name: getattr(torch, schedule.graph.tensors[schedule.values[name].tensor].dtype) for name in schedule.sums}
+    device, dtypes = next((tensor.device for tensor in held.values()), torch.device("cpu")), _dtypes(schedule, schedule.sums)
     return {name: torch.zeros(own_shape(schedule, name, rank), dtype=dtype, device=device) for name, dtype in dtypes.items()}
+
+
+def _dtypes(schedule: Schedule, names: Sequence[str]) -> dict[str, torch.dtype]:
+    return {name: getattr(torch, schedule.graph.tensors[schedule.values[name].tensor].dtype) for name in names}
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    """A number of half precision in float32, as it is in torch's own sums."""
+    return value.float() if value.is_floating_point() and value.itemsize < 4 else value
 
 
 class AccumulatedCall(Call):
@@ -244,24 +255,62 @@ class AccumulatedCall(Call):
 
     Args:
         cut: for each graph input that is cut, this rank's part of a microbatch by its number.
+        scale: of the module's losses, which is read and written where gradients may vanish without it.
         rest: as of ``Call``.
     """
 
-    def __init__(self, *rest: Any, cut: Mapping[str, Callable[[int], torch.Tensor]]) -> None:
+    def __init__(self, *rest: Any, cut: Mapping[str, Callable[[int], torch.Tensor]], scale: LossScale) -> None:
         super().__init__(*rest)
-        self.cut = cut
+        self.cut, self.scale = cut, scale
+        self.vanishes = self.step.vanishes
+        self.begun = 1.0
+        """What backward began with."""
 
     def forward(self, *, keep: bool) -> tuple[torch.Tensor, ...]:
         """The outputs of the whole step; with gradients, all of it but the optimizer's part is done then."""
-
-        def enter(number: int) -> list[Values]:
-            return [{**self.locals, **{name: part(number) for name, part in self.cut.items()}}]
-
-        (values,) = run_step(self.step.executable, (self.step.place.rank,), enter, self.observed, draw=self.number, trains=keep)
+        with self.begin():
+            ranks = run_step(self.step.executable, (self.step.place.rank,), self.enter, self.observed, draw=self.number, trains=keep)
+        (values,) = ranks
         if keep:
-            self.saved = Saved({value: values[value] for value in self.step.gradients.values()}, {})
+            self.save(values)
         return tuple(self.step.leave(value, values[value]) for _, value in self.leaving)
 
+    def enter(self, number: int) -> list[Values]:
+        """This rank's part of what a microbatch takes."""
+        return [{**self.locals, **{name: part(number) for name, part in self.cut.items()}}]
+
+    def begin(self) -> AbstractContextManager[None]:
+        """Within it backward begins with the scale of the loss, as far as it is known."""
+        self.begun = self.scale.value if self.vanishes else 1.0
+        return loss_gradient(torch.tensor(self.begun, dtype=torch.float64) if self.vanishes else None)
+
+    def save(self, values: Values) -> None:
+        """Keeps the gradients for ``backward``, which may run the step again."""
+        read = self._read_later() if self.vanishes else ()
+        self.saved = Saved({value: values[value] for value in self.step.gradients.values()}, read)
+
+    def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:
+        """As of ``Call``."""
+        self.begin_again([self], gradients)
+        return super().backward(gradients, keep=keep)
+
+    @torch.no_grad()
+    def begin_again(self, calls: Sequence[AccumulatedCall], gradients: Sequence[torch.Tensor | None]) -> None:
+        """Runs all of the step again where its gradients may have vanished and the loss has another scale than they began with.
+
+        Args:
+            calls: those that hold the gradients.
+        """
+        scale = next((one for name, one in zip(self.names, gradients, strict=True) if name == self.loss), None)
+        if not self.vanishes or scale is None or (value := plain(scale).item()) == self.begun:
+            return
+        saved = [call.saved for call in calls if call.saved is not None and call.saved.kept]
+        for one in saved:
+            one.take(keep=False)
+        if saved:
+            self.scale.value = value
+            self.forward(keep=True)
+
     def _run_backward(self, values: Values, scale: torch.Tensor | None) -> bool:
-        """Nothing is left to run, and the gradient of the loss comes in afterwards."""
-        return False
+        """Nothing is left to run; the gradient of the loss is in what it begins with, or comes in afterwards."""
+        return self.vanishes

@@ -1,7 +1,8 @@
 """Operators that write a buffer's new value where the buffer lies: counters, and the running statistics of batch norm.
 
 The graph makes the new value in a tensor of its own, which a call then copies into the buffer. Where nobody reads the old value any more,
-the operator may write there at once, as eager PyTorch does.
+the operator may write there at once, as eager PyTorch does. A new value that backward reads stays apart: a second call before it would
+write over that.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ def find_buffer_writes(schedule: Schedule) -> Mapping[int, Mapping[int, str]]:
     becomes = {value: buffers[output.name] for output, value in schedule.outputs if output.kind == "buffer"}
     others = {schedule.storage[value] for _, value in schedule.outputs}  # what leaves, or becomes another buffer, is the old value
     last: dict[str, int] = {}
+    kept = set[str]()
     for index, item in enumerate(items):
-        for value in needed(schedule, item):
-            last[schedule.storage[value]] = index
+        roots = [schedule.storage[value] for value in needed(schedule, item)]
+        last.update(dict.fromkeys(roots, index))
+        kept.update(roots if item.half == "backward" else ())
     found: dict[int, dict[int, str]] = {}
     for index, item in enumerate(items):
         if item.kind != "run" or schedule.operations[item.of].strategy.inner:
@@ -37,7 +40,9 @@ def find_buffer_writes(schedule: Schedule) -> Mapping[int, Mapping[int, str]]:
         op, own = schedule.operations[item.of].op, dict[int, str]()
         for position, value in enumerate(item.writes):
             buffer = becomes.get(value)
-            if buffer is None or buffer in others or last.get(buffer, index) != index or not _may_write(op, position, buffer, item.reads):
+            if buffer is None or buffer in others or last.get(buffer, index) != index or schedule.storage[value] in kept:
+                continue
+            if not _may_write(op, position, buffer, item.reads):
                 continue
             made = graph.tensors[op.outputs[position]]
             if graph.tensors[buffer].dtype == made.dtype and schedule.specs[buffer] == schedule.specs[value]:

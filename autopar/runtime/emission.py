@@ -22,7 +22,7 @@ from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.execution import Executable, own_shape
 from autopar.runtime.index_check import raise_index_errors
 from autopar.runtime.kernels import write_call
-from autopar.runtime.loss_gradient import given_loss_gradient, loss_gradient
+from autopar.runtime.loss_gradient import given_loss_gradient, is_narrow, loss_gradient
 from autopar.runtime.operators import find_function
 from autopar.schedule import Schedule
 from autopar.torch_compat import fake_mode, is_operator, trace_operators
@@ -231,8 +231,7 @@ def issue(graph: torch.fx.GraphModule) -> Callable[..., Any]:
 def _weighted(schedule: Schedule) -> bool:
     """Whether backward takes what it begins with: what a microbatch weighs, or the scale of a loss, without which float16 vanishes."""
     graph = schedule.graph
-    narrow = any(tensor.dtype == "float16" for tensor in graph.tensors.values())
-    return graph.loss_gradient is not None and (narrow or graph.accumulation.divisor != "")
+    return graph.loss_gradient is not None and (is_narrow(graph) or graph.accumulation.divisor != "")
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:

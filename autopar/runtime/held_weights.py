@@ -26,7 +26,7 @@ class Entered:
 
     Args:
         locals: this rank's parts, by tensor name.
-        owners: the parameters that these are parts of.
+        owners: the parameters and buffers that these are parts of.
         trained: those of them whose gradients are wanted, in order.
     """
 
@@ -126,9 +126,8 @@ class HeldWeights:
                     raise UsageError(message, "keep them tied (write into the one there is), or untie them before the model is planned")
             local = local_of(tensor)
             found.locals[key] = local if item.blocks is None else step.held(item, local)
+            found.owners[key] = tensor
             is_parameter = item.kind == "parameter"
-            if is_parameter:
-                found.owners[key] = tensor
             if tensor.requires_grad:
                 if has_gradient:
                     found.trained.append((key, tensor))

@@ -5,11 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from autopar.graph import Graph
+
 LOSS_GRADIENT: ContextVar[Tensor | None] = ContextVar("autopar_loss_gradient", default=None)
+
+
+@dataclass
+class LossScale:
+    """What the loss of a module was scaled by last.
+
+    Backward of several microbatches runs within forward, before the next scale is known, and begins with this. Where it turns out to be
+    another, all of the step runs again: a gradient that vanished in float16 cannot be scaled afterwards.
+    """
+
+    value: float = 1.0
+
+
+def is_narrow(graph: Graph) -> bool:
+    """Whether gradients may vanish unless backward begins with the scale of the loss."""
+    return any(tensor.dtype == "float16" for tensor in graph.tensors.values())
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from autopar.runtime.forward_attributes import leave, put_back
 from autopar.runtime.groups import Team
 from autopar.runtime.held_weights import HeldWeights
 from autopar.runtime.host_optimizer import mark_hosted
+from autopar.runtime.loss_gradient import LossScale
 from autopar.runtime.padding import HandOut, Padding
 from autopar.runtime.parts import keep_within, told_of_weights
 from autopar.runtime.programs import Programs, input_of
@@ -34,7 +35,7 @@ from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import NOBODYS, WithinReplicas, transforms_run, values_of
+from autopar.torch_compat import CALL_HOOKS, NOBODYS, WithinReplicas, runs_backward, transforms_run
 
 OTHER_CALLS = 0x9E3779B9
 """How far calls without gradients are apart in what they draw, beyond any number of training steps; odd, since CPUs' generators take the
@@ -76,7 +77,7 @@ class ShardedModule(WithinReplicas, OwnStates):
     """A compiled model. Parameters and buffers are DTensors under the model's own names; calls run the planned schedule.
 
     A call that the plan was not made for (after ``eval()``, with a shorter last batch) runs a program of its own on the same weights,
-    planned and kept when it is first needed (see ``programs``). ``deepcopy`` copies the weights and shares the programs.
+    planned and kept when it is first needed (see ``programs``). ``deepcopy`` copies weights, hooks and attributes, and shares the programs.
 
     Attributes:
         plan: the plan it runs, None when compiled from a bare schedule.
@@ -84,7 +85,7 @@ class ShardedModule(WithinReplicas, OwnStates):
             ``torch.manual_seed``, or was started with.
         dropout_step: number of the next training step, which chooses them too. Set both, alike on all ranks, when resuming.
         other_calls: how many calls without gradients there were since the last step: the first draws what the next step will, as a forward
-            within ``torch.utils.checkpoint`` has to, each further one something else.
+            within a reentrant ``torch.utils.checkpoint`` has to, each further one something else.
     """
 
     dropout_seed: int | None
@@ -93,7 +94,9 @@ class ShardedModule(WithinReplicas, OwnStates):
     _weights: HeldWeights
     _calls: int
     _compared: set[str]
+    _drawn: int | None
     _left: tuple[str, ...]
+    _scale: LossScale
     _seeded: int
 
     def __init__(self, tree: nn.Module, programs: Programs, plan: Any, empty: Iterable[str] = ()) -> None:
@@ -109,7 +112,7 @@ class ShardedModule(WithinReplicas, OwnStates):
             if path:
                 keep_within(path, part)
         self._observed: list[Observed] | None = None
-        self.__dict__.update(_weights=HeldWeights(self), _calls=0, _compared=set(), _left=())
+        self.__dict__.update(_weights=HeldWeights(self), _calls=0, _compared=set(), _drawn=None, _left=(), _scale=LossScale())
         self.training = tree.training
         self.adopt_states(programs)
 
@@ -171,7 +174,7 @@ class ShardedModule(WithinReplicas, OwnStates):
         given = self._enter_call(step, tensors, differentiates=differentiates)
         made = *given.arguments, self._draw(step, differentiates and self._trains(given.trained)), self._observed
         is_whole = not given.cut and step.graph.microbatches == 1
-        call = Call(*made) if is_whole else AccumulatedCall(*made, cut=step.enter_cut(given.cut))
+        call = Call(*made) if is_whole else AccumulatedCall(*made, cut=step.enter_cut(given.cut), scale=self._scale)
         return call, [tensor for _, tensor in given.trained]
 
     def _enter_call(self, step: Step, tensors: Mapping[str, torch.Tensor], *, differentiates: bool) -> EnteredCall:
@@ -261,19 +264,7 @@ class ShardedModule(WithinReplicas, OwnStates):
             raise UsageError(f"{len(empty)} parameters or buffers were on meta and have no values yet: {some}", hint)
 
     def check_loaded(self) -> None:
-        """Warns of buffers that have no values still and are in no state dict.
-
-        Raises:
-            UsageError: a buffer has another value than the one that is a constant of a program.
-        """
-        held = dict(self.named_buffers(remove_duplicate=False))
-        for step in (self.step, *self._programs.made.values()):
-            for name, value in step.read.items():
-                now = values_of(held[name]) if name in held else None
-                if now is not None and not torch.equal(now.cpu(), value):
-                    what = f"the buffer {name} becomes another one, of which forward reads sizes or numbers"
-                    hint = "load it into the model before that is planned and compiled"
-                    raise UsageError(f"{what}: they are constants of the program", hint)
+        """Warns of buffers that have no values still and are in no state dict."""
         if left := self._not_persistent(self._find_empty()):
             message = f"what was loaded holds no values of {', '.join(left[:3])}: {len(left)} buffers that are not persistent"
             warnings.warn(f"{message}\nhint: {_filling(left)}", EmptyBufferWarning, stacklevel=3)
@@ -329,7 +320,11 @@ class ShardedModule(WithinReplicas, OwnStates):
             super().__setattr__(name, value)
 
     def _draw(self, step: Step, trains: bool) -> int:
-        """What chooses the masks of this call: equal on all ranks of the mesh, another on each replica of it."""
+        """What chooses the masks of this call: equal on all ranks of the mesh, another on each replica of it.
+
+        Raises:
+            UsageError: a forward is computed again, and would draw something else than it did.
+        """
         if step.draws and torch.initial_seed() != self._seeded:
             self.__dict__["_seeded"] = torch.initial_seed()
             text = (
@@ -339,6 +334,10 @@ class ShardedModule(WithinReplicas, OwnStates):
             warnings.warn(text, LaterSeedWarning, stacklevel=8)
         members, world = self.team.members, self.team.world
         number = SEEDS * (self.dropout_seed or 0) + self.dropout_step + (0 if trains else OTHER_CALLS * self.other_calls)
+        if step.draws and trains and number != self._drawn and runs_backward():
+            message = "the module is computed again within backward, by torch.utils.checkpoint: it would draw other random numbers"
+            raise UsageError(message, "leave the checkpoint out: a plan recomputes by itself where memory is short")
+        self.__dict__["_drawn"] = number
         return number if len(members) == world else number * world + min(members)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedModule:
@@ -348,6 +347,9 @@ class ShardedModule(WithinReplicas, OwnStates):
         for name in ("dropout_seed", "dropout_step", "other_calls", "training", "_left"):
             setattr(made, name, getattr(self, name))
         memo[id(self)] = made
+        memo.update(zip(map(id, self.parts), made.parts, strict=True))
+        own = {name for name in self.__dict__ if name in CALL_HOOKS or name not in made.__dict__}
+        made.__dict__.update({name: copy.deepcopy(self.__dict__[name], memo) for name in own})
         return made
 
     def copied(self, tree: nn.Module) -> ShardedModule:

@@ -39,12 +39,12 @@ from autopar.runtime.compiling import (
 )
 from autopar.runtime.execution import Executable
 from autopar.runtime.groups import Team, team_of
+from autopar.runtime.loss_gradient import LossScale, is_narrow
 from autopar.runtime.module import ShardedModule
 from autopar.runtime.pipeline_mail import Groups, ProcessMail, Ranks, create_groups
 from autopar.runtime.pipeline_programs import Absent, PipelinePrograms, Running
 from autopar.runtime.pipelines import StageRun, starts_scaled
 from autopar.runtime.programs import Programs
-from autopar.runtime.saved_values import Saved
 from autopar.runtime.settings import Settings, held_by
 from autopar.runtime.steps import Call, Step
 from autopar.runtime.weights import Initialise, Place, copy_tree, initialise, own_specs, own_tensors, shard_weights
@@ -58,32 +58,25 @@ LOSS = GraphOutput("loss", "output", "loss")
 class StageCall(AccumulatedCall):
     """One stage's part of a call. Its forward is run action by action."""
 
-    def __init__(self, *rest: Any, cut: Mapping[str, Callable[[int], Tensor]]) -> None:
-        super().__init__(*rest, cut=cut)
+    def __init__(self, *rest: Any, cut: Mapping[str, Callable[[int], Tensor]], scale: LossScale, vanishes: bool) -> None:
+        super().__init__(*rest, cut=cut, scale=scale)
         self.leaving, self.tangents, self.names = ((LOSS, LOSS.name),), {}, [LOSS.name]
+        self.vanishes = vanishes
 
     def start(self, running: Running, stage: int, *, keep: bool) -> StageRun:
         """The stage's run."""
         executable = self.step.executable
         assert isinstance(executable, Executable)
-
-        def enter(number: int) -> list[Values]:
-            return [{**self.locals, **{name: part(number) for name, part in self.cut.items()}}]
-
         return StageRun(
-            running.stages, stage, executable, enter, running.mail,
+            running.stages, stage, executable, self.enter, running.mail,
             scaled=starts_scaled(running.stages), draw=self.number, observed=self.observed, trains=keep,
         )  # fmt: skip
-
-    def save(self, values: Values) -> None:
-        """Keeps the gradients for ``backward``."""
-        self.saved = Saved({value: values[value] for value in self.step.gradients.values()}, {})
 
     def _is_reached(self, tensor: str, asked: Any) -> bool:
         return True
 
 
-class PipelineCall(Call):
+class PipelineCall(AccumulatedCall):
     """A call of a pipeline: all of the step runs in its forward.
 
     Args:
@@ -96,6 +89,16 @@ class PipelineCall(Call):
 
     def forward(self, *, keep: bool) -> tuple[Tensor, ...]:
         """The loss; with gradients, all of the step but the optimizer's part is done then. Without, forward alone runs."""
+        with self.begin():
+            found = self._run_stages(keep)
+        if keep:
+            self._sum_tied(found)
+            for stage, call in self.calls.items():
+                call.save(found[stage])
+        return (self._loss(found.get(self.running.last)),)
+
+    def _run_stages(self, keep: bool) -> dict[int, Values]:
+        """What is there at the end of the step, of each stage of this rank."""
         running = self.running
         runs = {stage: call.start(running, stage, keep=keep) for stage, call in self.calls.items()}
         for run in runs.values():
@@ -107,12 +110,7 @@ class PipelineCall(Call):
             running.mail.settle(place)
             runs[action.stage].run(action.part, action.microbatch)
         running.mail.settle(len(running.order))
-        found = {stage: next(iter(run.finish())) for stage, run in runs.items()}
-        if keep:
-            self._sum_tied(found)
-            for stage, call in self.calls.items():
-                call.save(found[stage])
-        return (self._loss(found.get(running.last)),)
+        return {stage: next(iter(run.finish())) for stage, run in runs.items()}
 
     def _sum_tied(self, found: Mapping[int, Values]) -> None:
         """Sums gradients of tied weights over the stages that hold them, into those of this rank's first. Collective over these."""
@@ -141,7 +139,9 @@ class PipelineCall(Call):
     def backward(self, gradients: Sequence[Tensor | None], *, keep: bool) -> list[Tensor | None]:
         """The gradients. Where the loss was scaled and a stage's gradients overflow, those of all stages do: each would decide for itself
         whether to skip the step."""
-        found = [gradient for call in self.calls.values() for gradient in call.backward(gradients, keep=keep)]
+        calls = list(self.calls.values())
+        self.begin_again(calls, gradients)
+        found = [gradient for call in calls for gradient in Call.backward(call, gradients, keep=keep)]
         scale = next((one for one in gradients if one is not None), None)
         if scale is not None and bool((scale != 1).any()):
             overflow = torch.zeros((), device=self.step.place.device)
@@ -188,8 +188,13 @@ class PipelineModule(ShardedModule):
             wanted += [tensor for _, tensor in given.trained]
         draws = next((one for one in running.steps.values() if one.draws), step)
         number = self._draw(draws, differentiates)
-        calls = {stage: StageCall(*given.arguments, number, self._observed, cut=given.step.enter_cut(given.cut))
-                 for stage, given in entered.items()}  # fmt: skip
+        vanishes = starts_scaled(running.stages) and any(map(is_narrow, running.stages.graphs))
+        calls = {
+            stage: StageCall(
+                *given.arguments, number, self._observed, cut=given.step.enter_cut(given.cut), scale=self._scale, vanishes=vanishes
+            )
+            for stage, given in entered.items()
+        }  # fmt: skip
         return PipelineCall(calls, running), wanted
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import torch
 
@@ -12,9 +12,9 @@ from autopar.runtime.collectives import Values
 class Saved:
     """What the backward pass needs from the forward pass; emptied as the backward pass uses it."""
 
-    def __init__(self, values: Values, owners: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, values: Values, owners: Iterable[tuple[str, torch.Tensor]] = ()) -> None:
         self._values: Values | None = values
-        self._owners = {name: (tensor, tensor._version) for name, tensor in owners.items()}
+        self._owners = [(name, tensor, tensor._version) for name, tensor in owners]
 
     @property
     def kept(self) -> bool:
@@ -25,11 +25,11 @@ class Saved:
         """The values by name.
 
         Raises:
-            RuntimeError: already taken, or a parameter, input or output was changed in place since the forward pass.
+            RuntimeError: already taken, or a parameter, buffer, input or output was changed in place since the forward pass.
         """
         if self._values is None:
             raise RuntimeError("backward through this step a second time: its saved values are freed; use retain_graph=True the first time")
-        for name, (owner, version) in self._owners.items():
+        for name, owner, version in self._owners:
             if owner._version != version:
                 raise RuntimeError(f"{name} was changed in place between the forward and the backward pass of this step")
         found = self._values

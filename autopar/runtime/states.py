@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,13 +12,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from autopar.errors import UsageError
 from autopar.runtime.agreement import everyones
 from autopar.runtime.programs import Programs
 from autopar.runtime.weights import as_placed
-from autopar.torch_compat import STATE_HOOKS
+from autopar.torch_compat import STATE_HOOKS, values_of
 
 _ITSELF = "autopar"
-"""The key of the hook that lays what is loaded."""
+"""The key of the hooks that lay what is loaded, and look at it."""
 
 
 class OwnStates(nn.Module):
@@ -27,11 +28,19 @@ class OwnStates(nn.Module):
     tree: nn.Module
 
     def adopt_states(self, programs: Programs) -> None:
-        """From now on what is loaded into the tree, or into a part of it by itself, may be whole or lie in any way."""
+        """From now on what is loaded into the tree, or into a part of it by itself, may be whole or lie in any way.
+
+        A buffer that is a constant of a program stays what it is.
+        """
         self.__dict__.update({kind: self.tree.__dict__[kind] for kind in STATE_HOOKS})
-        for part in self.tree.modules():
+        paths: dict[nn.Module, list[str]] = {}
+        for path, part in self.tree.named_modules(remove_duplicate=False):
+            paths.setdefault(part, []).append(path)
+        for part, named in paths.items():
             hooks, handle = part._load_state_dict_pre_hooks, part.register_load_state_dict_pre_hook(partial(_lay, programs))
             hooks[_ITSELF] = hooks.pop(handle.id)
+            after, handle = part._load_state_dict_post_hooks, part.register_load_state_dict_post_hook(partial(_check, programs, named))
+            after[_ITSELF] = after.pop(handle.id)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own, of DTensors."""
@@ -111,6 +120,23 @@ def _lay(programs: Programs, module: nn.Module, state: dict[str, Any], prefix: s
             del state[prefix + name]
             with torch.no_grad():
                 buffer.copy_(as_placed(value, buffer, name, programs.main.place))
+
+
+def _check(programs: Programs, paths: Sequence[str], module: nn.Module, *_: Any) -> None:
+    """Called after a part was loaded, which has these paths.
+
+    Raises:
+        UsageError: a buffer of it has another value than the one that is a constant of a program.
+    """
+    for step in (programs.main, *programs.made.values()):
+        for name, value in step.read.items():
+            path, last = name.rpartition(".")[::2]
+            buffer = module._buffers.get(last) if path in paths else None
+            now = None if buffer is None else values_of(buffer)
+            if now is not None and not torch.equal(now.cpu(), value):
+                what = f"the buffer {name} becomes another one, of which forward reads sizes or numbers"
+                hint = "load it into the model before that is planned and compiled"
+                raise UsageError(f"{what}: they are constants of the program", hint)
 
 
 def _lies_as(value: torch.Tensor, tensor: DTensor) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -27,7 +27,7 @@ from autopar.runtime.deferred_loss import Arrival, LateTensor
 from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable, Land
 from autopar.runtime.fusion import makes_memory
-from autopar.runtime.loss_gradient import loss_gradient
+from autopar.runtime.loss_gradient import is_narrow, loss_gradient
 from autopar.runtime.placement import local_part, to_placements
 from autopar.runtime.saved_values import Saved
 from autopar.runtime.weights import Place
@@ -144,6 +144,11 @@ class Step:
         return any(op.target in STILL for op in self.graph.ops)
 
     @cached_property
+    def vanishes(self) -> bool:
+        """Whether gradients may vanish unless backward begins with the scale of the loss."""
+        return self.graph.loss_gradient is not None and is_narrow(self.graph)
+
+    @cached_property
     def apart(self) -> Set[str]:
         """The values that lie side by side in the buffer of a bucket."""
         buckets = [call for call in self.executable.schedule.calls if len(call.parts) > 1 and not call.unpacks]
@@ -155,6 +160,12 @@ class Step:
         schedule = self.executable.schedule
         read = {schedule.storage[name] for name in self.executable.kept}
         return {value for output, value in schedule.outputs if output.kind == "output" and schedule.storage[value] in read}
+
+    @cached_property
+    def kept_inputs(self) -> Sequence[str]:
+        """The graph inputs whose memory backward reads, without the buffers that a call changes."""
+        storage, changed = self.executable.schedule.storage, {buffer for buffer, _ in self.updates}
+        return sorted({storage[name] for name in self.executable.kept} & {item.tensor for item in self.graph.inputs} - changed)
 
     @cached_property
     def parameters(self) -> Set[str]:
@@ -363,11 +374,18 @@ class Call:
         if self.step.updates:
             self._update_buffers(values, kept)
         if keep:
-            owners = {name: tensor for name, tensor in self.owners.items() if name in kept}
             leaving = zip(self.leaving, outputs, strict=True)
-            shared = {f"output {output.name}": one.detach() for (output, value), one in leaving if value in self.step.kept_outputs}
-            self.saved = Saved(kept, owners | shared)  # of outputs no more than that: they themselves lead back to here
+            shared = [(f"output {output.name}", one.detach()) for (output, value), one in leaving if value in self.step.kept_outputs]
+            self.saved = Saved(kept, [*self._read_later(), *shared])  # of outputs no more than that: they themselves lead back to here
         return outputs
+
+    def _read_later(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What backward reads of the user's tensors, and of the memory that other programs write. Of buffers that this one changes it has
+        copies."""
+        for name in self.step.kept_inputs:
+            if name in self.owners:
+                yield name, self.owners[name]
+                yield name, self.locals[name]
 
     def _late(self, value: str, land: Land | None) -> torch.Tensor:
         """The loss, whose sum over the ranks is on its way."""
@@ -413,7 +431,7 @@ class Call:
                 asked.update([] if gradient is None else [self.tangents[name].tensor])
                 values[self.tangents[name].tensor] = self._tangent(self.tangents[name], gradient)
             elif name == self.loss:
-                scale = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient  # as where parameters joined the loss
+                scale = None if gradient is None else plain(gradient)  # a DTensor where parameters joined the loss
         early = self._run_backward(values, scale)
         if self.arrival is not None:
             self.arrival.get()  # long there; a rank that is gone is heard of within the step
@@ -496,6 +514,11 @@ class Call:
         schedule = self.step.executable.schedule
         made = self.step.place.dtensor(local, schedule.specs[value], self.step.graph.tensors[schedule.values[value].tensor].shape)
         return made.full_tensor() if tensor in self.global_inputs else made
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whole. Collective for a DTensor that is not."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def check_gradient_specs(step: Step) -> None:

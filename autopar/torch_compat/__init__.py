@@ -31,6 +31,7 @@ from autopar.torch_compat.autograd import (
     profiler_records,
     replaced_function_apply,
     replaced_transforms,
+    runs_backward,
     store_gradients,
     traced_apart,
     with_backward,
@@ -57,7 +58,7 @@ from autopar.torch_compat.dtensor_rules import (
 )
 from autopar.torch_compat.dtensors import teach_dtensors
 from autopar.torch_compat.local_steps import step_local_parts, step_whole_matrices
-from autopar.torch_compat.modules import STATE_HOOKS, forward_of, hooks_of_copy, kept_modules, replaced_module_hooks, uncompiled
+from autopar.torch_compat.modules import CALL_HOOKS, STATE_HOOKS, forward_of, hooks_of_copy, kept_modules, replaced_module_hooks, uncompiled
 from autopar.torch_compat.placements import (
     Chunk,
     PartOf,
@@ -90,6 +91,7 @@ from autopar.torch_compat.process_groups import (
     reduce_scatter_single,
     refused_collectives,
     refused_ranks,
+    store_of_world,
     timeout_of,
 )
 from autopar.torch_compat.rank_levels import beneath_levels, met_functions, rank_level, with_level, without_levels
@@ -159,22 +161,23 @@ from autopar.torch_compat.written_parts import (
 )
 
 __all__ = [
-    "ALIKE_FOR_PARTS", "LINEAR", "NOBODYS", "NO_TORCH_FUNCTION", "ORIGIN", "PRODUCTS", "REGROUPING", "STATE_HOOKS", "TESTED", "Chunk",
-    "PartOf", "UntestedTorchWarning", "WithinReplicas", "accumulating", "adaptive_result", "all_gather_single", "answered_as_not_exported",
-    "answered_as_one_device", "argument_of", "as_torch_does", "assert_later", "assign_data", "autocast_on_cpu", "bare_graphs", "before",
-    "beneath_levels", "by_formula", "called_by", "check_tested", "checkpoint_in_chunks", "children_of", "choose_attention", "choose_rules",
-    "collective_modules", "convolve_in_whole", "copy_each", "cut_into", "detach_local_parts", "dispatch_mode", "draws", "dtensor_like",
-    "fake_mode", "flatten_axes", "flatten_with_paths", "format_numbers", "forward_of", "functional_collectives", "gather_unequal_parts",
-    "has_blocks", "has_unequal_parts", "hooks_of_copy", "in_whole", "is_fake", "is_known_container", "is_operator",
-    "is_reentrant_checkpoint", "is_view", "join_total_norms", "keeps_autograd_graph", "kept_modules", "lay_by_parts", "leaves_of",
-    "lie_as_before", "local_map_function", "local_of", "make_orthogonal", "map_only", "map_tensors", "means_over_parts", "met_functions",
-    "mixes_dtensors", "must_be_reduced", "new_group", "noticed_checkpoints", "on_all", "origin_of", "pair_complex", "place_states",
-    "process_group_named", "profiler_records", "rank_level", "real_tensors", "recorded_origins", "reduce_beside_numbers",
-    "reduce_looked_up", "reduce_odd_parts", "reduce_parameters", "reduce_partial", "reduce_scatter_single", "reduce_where_asked",
-    "refuse_several_parts", "refused_collectives", "refused_ranks", "replaced_function_apply", "replaced_module_hooks", "replaced_on_cpu",
-    "replaced_operators", "replaced_transforms", "rerouted", "reshape_in_place", "role", "runs_a_graph", "schema_of", "shard_beside_blocks",
-    "shares_memory", "spec_of", "split_factor_of", "step_local_parts", "step_whole_matrices", "storage_key", "store_gradients",
-    "strided_shard", "take_plain_in_backward", "teach_dtensors", "timeout_of", "trace_joint", "trace_operators", "traced_apart",
-    "traced_as", "traced_in_backward", "transforms_run", "uncompiled", "unflatten", "unknown_sizes", "values_of", "whole_of",
-    "with_backward", "with_level", "without_levels", "wrapper_of", "write_through_views", "write_where_masked",
+    "ALIKE_FOR_PARTS", "CALL_HOOKS", "LINEAR", "NOBODYS", "NO_TORCH_FUNCTION", "ORIGIN", "PRODUCTS", "REGROUPING", "STATE_HOOKS", "TESTED",
+    "Chunk", "PartOf", "UntestedTorchWarning", "WithinReplicas", "accumulating", "adaptive_result", "all_gather_single",
+    "answered_as_not_exported", "answered_as_one_device", "argument_of", "as_torch_does", "assert_later", "assign_data", "autocast_on_cpu",
+    "bare_graphs", "before", "beneath_levels", "by_formula", "called_by", "check_tested", "checkpoint_in_chunks", "children_of",
+    "choose_attention", "choose_rules", "collective_modules", "convolve_in_whole", "copy_each", "cut_into", "detach_local_parts",
+    "dispatch_mode", "draws", "dtensor_like", "fake_mode", "flatten_axes", "flatten_with_paths", "format_numbers", "forward_of",
+    "functional_collectives", "gather_unequal_parts", "has_blocks", "has_unequal_parts", "hooks_of_copy", "in_whole", "is_fake",
+    "is_known_container", "is_operator", "is_reentrant_checkpoint", "is_view", "join_total_norms", "keeps_autograd_graph", "kept_modules",
+    "lay_by_parts", "leaves_of", "lie_as_before", "local_map_function", "local_of", "make_orthogonal", "map_only", "map_tensors",
+    "means_over_parts", "met_functions", "mixes_dtensors", "must_be_reduced", "new_group", "noticed_checkpoints", "on_all", "origin_of",
+    "pair_complex", "place_states", "process_group_named", "profiler_records", "rank_level", "real_tensors", "recorded_origins",
+    "reduce_beside_numbers", "reduce_looked_up", "reduce_odd_parts", "reduce_parameters", "reduce_partial", "reduce_scatter_single",
+    "reduce_where_asked", "refuse_several_parts", "refused_collectives", "refused_ranks", "replaced_function_apply",
+    "replaced_module_hooks", "replaced_on_cpu", "replaced_operators", "replaced_transforms", "rerouted", "reshape_in_place", "role",
+    "runs_a_graph", "runs_backward", "schema_of", "shard_beside_blocks", "shares_memory", "spec_of", "split_factor_of", "step_local_parts",
+    "step_whole_matrices", "storage_key", "store_gradients", "store_of_world", "strided_shard", "take_plain_in_backward", "teach_dtensors",
+    "timeout_of", "trace_joint", "trace_operators", "traced_apart", "traced_as", "traced_in_backward", "transforms_run", "uncompiled",
+    "unflatten", "unknown_sizes", "values_of", "whole_of", "with_backward", "with_level", "without_levels", "wrapper_of",
+    "write_through_views", "write_where_masked",
 ]  # fmt: skip

@@ -180,6 +180,11 @@ def keeps_autograd_graph() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
+def runs_backward() -> bool:
+    """Whether a backward pass runs on this thread: a forward within it computes again what a checkpoint did not keep."""
+    return torch._C._current_graph_task_id() != -1
+
+
 NOBODYS = torch.empty((), device="cpu", requires_grad=True)
 """A leaf whose gradient nobody asks for: a backward pass that comes to it comes to all leaves."""
 

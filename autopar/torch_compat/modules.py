@@ -79,6 +79,13 @@ STATE_HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_p
 """Where a module keeps what is called when its state is saved and loaded."""
 
 
+CALL_HOOKS = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook",
+)  # fmt: skip
+"""Where a module keeps what is called when it is called itself, or differentiated."""
+
+
 def hooks_of_copy(hooks: Mapping[Any, Any], exchanged: Callable[[Any], Any]) -> OrderedDict[Any, Any]:
     """A module's hooks of one kind for its copy: those that are told the module (``_WrappedHook``) are told the copy, others are
     ``exchanged`` as well, since they may be methods of it."""

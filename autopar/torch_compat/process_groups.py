@@ -177,6 +177,13 @@ def timeout_of(group: Any) -> timedelta:
     return group._get_backend(device).options._timeout
 
 
+def store_of_world() -> Any:
+    """The store by which all processes met: what one writes the others may wait for, beside all collectives."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
+
+
 def new_group(ranks: list[int], **options: Any) -> Any:
     """``torch.distributed.new_group`` of ranks in the order given. Before torch 2.12 it sorts them: ``sorted`` is another there."""
     import inspect

@@ -5,26 +5,33 @@ what its own would leave: of two equal plans the one that followed a third took 
 
 Contestants whose states fit in memory together are built once. Otherwise each is built for its turn and freed after it, and a turn takes
 several steps. Ranks exchange what they saw after each turn, so that all know the same times and end at the same place.
+
+Before a contestant runs, each rank asks for the memory that it is predicted to take. All learn whether one has less: in the midst of a
+step the others would wait for it in a collective.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from autopar.errors import VerificationError
 from autopar.garbage import young_garbage_only
 from autopar.plan import Plan
 from autopar.runtime.agreement import everyones
 from autopar.runtime.compiling import execution_of
 from autopar.runtime.groups import Team
+from autopar.torch_compat import store_of_world
 from autopar.tuning.contestants import Builder, Contestant
 from autopar.verify.trials import Say
 
@@ -38,6 +45,9 @@ BEYOND_PREDICTION = 0.02
 """Share of the memory limit that a run may take beyond it: a plan that fits as predicted takes at most this more (README)."""
 NORMAL_95 = 1.645
 """Standard deviations that a normal variable exceeds in 5 of 100 cases."""
+ALONE_SECONDS = 120.0
+"""How long a rank that ran out of memory waits for the others to be done with the plan, before it ends."""
+_RACES = itertools.count()
 OUT_OF_MEMORY = "out of memory when it was run"
 """Why a plan was not timed."""
 
@@ -70,6 +80,7 @@ class Race:
         memory_limit: bytes of a rank.
         signals: filled by Ctrl-C on this rank (``put_off_interrupts``).
         say: told what is being done.
+        device: that this rank computes on.
     """
 
     plans: Sequence[Plan]
@@ -78,8 +89,10 @@ class Race:
     memory_limit: int
     signals: Sequence[int]
     say: Say
+    device: torch.device
 
     def __post_init__(self) -> None:
+        self._meetings = (f"autopar/race/{next(_RACES)}/{number}" for number in itertools.count())
         self.runs = [Run(plan) for plan in self.plans]
         self._kept: dict[int, Contestant] = {}
         self._keeps = fit_together(self.plans, self.memory_limit)
@@ -137,6 +150,8 @@ class Race:
     def _try(self, number: int) -> int | None:
         """The peak bytes of the fullest rank; None where one ran out of memory."""
         peak: int | None = None
+        if not self._has_room(number):
+            return None
         try:
             made = self._warm(number)
             followed = execution_of(self.plans[number]) != "compiled"
@@ -144,12 +159,41 @@ class Race:
         except torch.OutOfMemoryError:
             self._kept.pop(number, None)
         made = None  # type: ignore[assignment]
+        self._meet(waits=peak is None)
         peaks: list[int | None] = self._exchange(peak)
         if None in peaks:
             self._kept.pop(number, None)
             _give_back_memory()
             return None
         return max(peak for peak in peaks if peak is not None)
+
+    def _has_room(self, number: int) -> bool:
+        """Whether each rank has the memory that a plan is predicted to take. Collective."""
+        try:
+            take_memory(self.plans[number].predicted.peak_memory_bytes_per_rank, self.device)
+            found = True
+        except torch.OutOfMemoryError:
+            found = False
+        _give_back_memory()
+        return all(self._exchange(found))
+
+    def _meet(self, *, waits: bool) -> None:
+        """Says that this rank is done with a plan; ``waits`` until all are. An exchange would wait for a rank that waits for this one.
+
+        Raises:
+            VerificationError: the others are not done: this rank ran out of memory alone, and they wait for it.
+        """
+        place, store = next(self._meetings), store_of_world()
+        names = [f"{place}/{rank}" for rank in range(len(self.team.members))]
+        store.set(names[self.team.rank], "done")
+        if not waits:
+            return
+        try:
+            store.wait(names, timedelta(seconds=ALONE_SECONDS))
+        except RuntimeError as error:
+            message = f"rank {self.team.rank} alone ran out of memory while a plan was measured, and the others wait for it"
+            hint = "end what else takes memory of its device, or tune for less memory"
+            raise VerificationError(message, hint) from error
 
     def _warm(self, number: int) -> Contestant:
         made = self.builder.build(self.plans[number])
@@ -186,6 +230,12 @@ class Race:
         if any(came for _, came in found):
             raise Interrupted
         return [value for value, _ in found]
+
+
+def take_memory(size: int, device: torch.device) -> None:
+    """Takes so many bytes of a GPU, and gives them up. Raises OutOfMemoryError: it has fewer."""
+    if device.type == "cuda":
+        torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def fit_together(plans: Sequence[Plan], memory_limit: int) -> bool:

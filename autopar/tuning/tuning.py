@@ -52,7 +52,7 @@ def tune_target(load: Callable[[], Target], options: PlanOptions, memory_limit: 
         target = together(load, team)
         found = _found_by_first(lambda: _plan(target, options, memory_limit), team)
         with put_off_interrupts() as signals:
-            race = Race([plan for _, plan in found], Builder(target, options.seed), team, memory_limit, signals, say)
+            race = Race([plan for _, plan in found], Builder(target, options.seed), team, memory_limit, signals, say, device)
             done = race.run(rounds)
     except RuntimeError as error:
         if not is_consequence(error):

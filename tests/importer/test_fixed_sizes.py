@@ -251,18 +251,19 @@ def test_layers_with_other_values_in_their_buffers_are_no_equal_layers() -> None
     assert [step for step in steps if step > 1] == [2, 2, 2, 2, 4, 2, 2, 2, 2]
 
 
-def test_a_state_dict_with_another_constant_is_refused() -> None:
-    """The module computes with what the model had; a state dict that says the same is loaded."""
+@pytest.mark.parametrize("part", ["", "layers", "layers.3"])
+def test_a_state_dict_with_another_constant_is_refused(part: str) -> None:
+    """The module computes with what the model had; a state dict that says the same is loaded, into a part by itself too."""
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
     plan = autopar.plan(chain(), (x,), mode="inference", mesh="dp=2", hardware="cpu-cluster")
 
     def rank_main(rank: int) -> None:
         module = autopar.compile(chain(), plan, outputs="full")
         assert torch.allclose(module(x), chain()(x), atol=1e-6)
-        state = chain().state_dict()
-        module.load_state_dict(state)
-        state["layers.3.stride"] = torch.tensor(4)
+        loaded, state = module.get_submodule(part), chain().get_submodule(part).state_dict()
+        loaded.load_state_dict(state)
+        state["layers.3.stride".removeprefix(part).removeprefix(".")] = torch.tensor(4)
         with pytest.raises(UsageError, match=r"the buffer layers\.3\.stride becomes another one, of which forward reads"):
-            module.load_state_dict(state)
+            loaded.load_state_dict(state)
 
     run_ranks(rank_main, 2)

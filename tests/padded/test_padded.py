@@ -199,6 +199,22 @@ def test_one_tensor_may_be_two_inputs() -> None:
     assert max(run_ranks(rank_main, 2)) < 1e-12
 
 
+def test_plans_know_the_loss_that_they_were_made_with(tmp_path: Path) -> None:
+    """As ``compile`` takes it of a plan; files have none."""
+    padded = autopar.plan_padded(made(causal=True), (EXAMPLE,), loss=loss, loss_args=(EXAMPLE,), lengths=(8, 16), **GIVEN)
+    padded.save(tmp_path)
+
+    def rank_main(rank: int) -> tuple[float, str]:
+        module, single = autopar.compile_padded(made(causal=True), padded), made(causal=True)
+        x = batch(11)[0]
+        with pytest.raises(AutoparError) as refused:
+            autopar.compile_padded(made(causal=True), tmp_path)
+        return abs(module(x, x).item() - loss(single(x), x).item()), str(refused.value)
+
+    for off, words in run_ranks(rank_main, 2):
+        assert off < 1e-12 and "made with a loss that takes 1 arguments, none is given" in words
+
+
 def test_inference_and_each_ranks_own_rows() -> None:
     padded = autopar.plan_padded(made(causal=True), (EXAMPLE,), lengths=(8, 16), mode="inference", inputs="local", **GIVEN)
 

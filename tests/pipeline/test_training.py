@@ -213,6 +213,39 @@ def test_a_grad_scaler_skips_the_step_in_all_stages_where_one_overflows() -> Non
     assert on_ranks(run, 2) == [[(2.0**99, True), (1.0, False)]] * 2
 
 
+class Faint(Steep):
+    """Gradients of the loss vanish in float16 unless they are scaled from the start."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1e-8 * super().forward(x)
+
+
+@pytest.mark.parametrize("order", ["1f1b", "zero-bubble"])
+def test_float16_gradients_begin_with_the_scale_of_the_loss(order: Any) -> None:
+    """The first call does not know it yet; the second begins with the one before."""
+    torch.manual_seed(0)
+    model, x = Faint(), torch.randn(8, 4)
+    made = autopar.plan_pipeline(
+        model, (x,), mesh="pp=2", microbatches=4, hardware=stressed(), effort="low", stages="1,1", compute_dtype="float16", order=order
+    )
+    reference = copy.deepcopy(model)
+    reference(x).backward()
+    wanted = {name: parameter.grad for name, parameter in reference.named_parameters()}
+
+    def run(rank: int) -> list[float]:
+        module, off = autopar.compile_pipeline(model, made), []
+        for scale in (2.0**16, 2.0**16, 2.0**10):
+            module.zero_grad()
+            (module(x) * scale).backward()
+            for name, parameter in module.named_parameters():
+                found = parameter.grad.to_local() / scale
+                off.append(((found - wanted[name]).abs().max() / wanted[name].abs().max()).item())
+        return off
+
+    found = on_ranks(run, 2)
+    assert max(off for each in found for off in each[:2]) < 0.02 and all(len(each) == 3 for each in found)
+
+
 def test_weights_on_meta_are_drawn_as_without_a_pipeline() -> None:
     """Whatever the cut."""
     _, args = build("masked")

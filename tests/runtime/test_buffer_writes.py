@@ -40,10 +40,12 @@ ALL = {"num_batches_tracked", "running_mean", "running_var"}
 
 
 @pytest.mark.parametrize(
-    ("reads", "late", "written"), [("", False, ALL), ("new", False, ALL), ("old", False, ALL), ("old", True, {"num_batches_tracked"})]
+    ("reads", "late", "written"),
+    [("", False, ALL), ("new", False, {"num_batches_tracked"}), ("old", False, ALL), ("old", True, {"num_batches_tracked"})],
 )
 def test_what_nobody_reads_later_is_written_where_it_lies(reads: str, late: bool, written: set[str]) -> None:
-    """torch's kernel writes both statistics, or none. ``late``: the reader of the old mean runs after batch norm."""
+    """torch's kernel writes both statistics, or none. ``late``: the reader of the old mean runs after batch norm. Backward reads the new
+    one, which the next call would write over."""
     torch.manual_seed(0)
     schedule = random_schedule(capture(Normed(reads), (X,), mode="train").graph, machine("1"), 0)
     names = {item.tensor: item.name.removeprefix("norm.") for item in schedule.graph.of_kind("buffer")}
@@ -179,3 +181,69 @@ def test_buffers_on_several_ranks_become_one_another(change: Change, pin: str) -
     assert autopar.check(plan) == ()
     found = verify(plan, made, backend="simulate", steps=3)
     assert found.passed, found.problems
+
+
+class Following(nn.Module):
+    """A scale that evaluation changes, and a sum of what training saw; both are read by backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.out = nn.Linear(4, 4), nn.Parameter(torch.eye(4))
+        self.register_buffer("scale", torch.full((4,), 2.0))
+        self.register_buffer("mean", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = self.mean + x.detach().mean(0)
+        else:
+            self.scale.mul_(3)
+        return (self.linear(x) * self.scale * self.mean @ self.out.view(4, 4).t()).square().mean()
+
+
+def evaluate(model: nn.Module) -> None:
+    model.eval()
+    with torch.no_grad():
+        model(X)
+    model.train()
+
+
+def write(name: str) -> Callable[[nn.Module], None]:
+    @torch.no_grad()
+    def run(model: nn.Module) -> None:
+        model.get_parameter(name).mul_(2) if name == "out" else model.get_buffer(name).mul_(2)
+
+    return run
+
+
+BETWEEN: dict[str, Callable[[nn.Module], Any]] = {
+    "another call": lambda model: model(-X), "evaluation": evaluate, "scale": write("scale"), "mean": write("mean"), "out": write("out"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("execute", ["eager", "graph"])
+def test_what_is_written_between_forward_and_backward_is_told_or_not_read(execute: Any) -> None:
+    """What torch refuses is refused too, unless backward has a copy of its own: then gradients are right."""
+    torch.manual_seed(0)
+    model = Following()
+    plan = autopar.plan(model, (X,), mesh={"dp": 1}, hardware="h100-sxm")
+    reference = copy.deepcopy(model)
+    reference(X).backward()
+    wanted = reference.linear.weight.grad
+
+    def rank_main(rank: int) -> dict[str, str]:
+        said = {}
+        for name, change in BETWEEN.items():
+            module = autopar.compile(copy.deepcopy(model), plan, execute=execute)
+            loss = module(X)
+            change(module)
+            try:
+                loss.backward()
+                said[name] = "right" if torch.allclose(module.linear.weight.grad.to_local(), wanted) else "wrong"
+            except RuntimeError as error:
+                said[name] = str(error)
+        return said
+
+    (said,) = run_ranks(rank_main, 1)
+    assert said.pop("another call") == said.pop("mean") == "right"
+    changed = {"evaluation": "scale", "scale": "scale", "out": "out"}
+    assert said == {name: f"{changed[name]} was changed in place between the forward and the backward pass of this step" for name in said}

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import warnings
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import autopar
+from autopar.errors import UsageError
 from autopar.runtime import ShardedModule
 from autopar.runtime.module import LaterSeedWarning
 from tests.runtime.test_training import on_ranks, whole
@@ -97,3 +101,38 @@ def test_planning_and_compiling_leave_torchs_generator_alone(one_rank: None) -> 
     module = autopar.compile(Dropping(), autopar.plan(Dropping(), (X,), mesh="1", hardware="cpu-cluster"))
     module(X).sum().backward()
     assert torch.initial_seed() == module.dropout_seed == 5 and torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("reentrant", "calls"), [(True, 1), (True, 2), (False, 1), (False, 2)])
+def test_within_a_checkpoint_a_call_draws_again_what_it_drew_or_is_refused(reentrant: bool, calls: int, one_rank: None) -> None:
+    """The one call of a reentrant checkpoint is the next step's; others would draw something else when they are computed again."""
+    x = X.clone().requires_grad_(True)
+    plan = autopar.plan(Dropping(), (x,), mesh="1", hardware="cpu-cluster")
+    torch.manual_seed(0)
+
+    def squared(module: ShardedModule, x: Tensor) -> Tensor:
+        return module(x).square().sum()
+
+    def gradient(within: bool) -> Tensor:
+        x.grad = None
+        module = autopar.compile(Dropping(), plan)
+        run = partial(checkpoint, squared, use_reentrant=reentrant) if within else squared
+        sum(run(module, x) for _ in range(calls)).backward()
+        return x.grad
+
+    if (reentrant, calls) == (True, 1):
+        assert torch.equal(gradient(True), gradient(False))
+        return
+    with pytest.raises(UsageError, match=r"computed again within backward, by torch\.utils\.checkpoint: it would draw other"):
+        gradient(True)
+
+
+def test_what_draws_nothing_may_be_checkpointed(one_rank: None) -> None:
+    model, x = nn.Linear(64, 64), X.clone().requires_grad_(True)
+    module = autopar.compile(copy.deepcopy(model), autopar.plan(model, (x,), mesh="1", hardware="cpu-cluster"))
+    found = []
+    for one in (model, module):
+        x.grad = None
+        sum(checkpoint(lambda x, one=one: one(x).square().sum(), x, use_reentrant=False) for _ in range(2)).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)

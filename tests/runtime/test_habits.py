@@ -849,6 +849,35 @@ def test_modules_are_copied_and_not_pickled() -> None:
         assert equal and values == pytest.approx([mse(tied()(X), Y).item()] * 3)
 
 
+class Counter:
+    """Counts calls of the module that it was made for."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.calls = module, 0
+
+    def count(self, module: nn.Module, *_: Any) -> None:
+        assert module is self.module
+        self.calls += 1
+
+
+def test_a_copy_has_the_hooks_and_attributes_of_its_own_as_a_plain_models_has() -> None:
+    def copied_of(module: Any) -> list[Any]:
+        module.counter, module.tags, module.kept = Counter(module), ["a"], [module.first.weight]
+        handles = [module.register_forward_hook(module.counter.count), module.register_forward_pre_hook(module.counter.count)]
+        module.register_forward_hook(lambda *given: module.tags.append("with keywords") if len(given) == 4 else None, with_kwargs=True)
+        twin = copy.deepcopy(module)
+        for handle in handles:
+            handle.remove()
+        twin.tags.append("b")
+        call = (X, Y) if isinstance(module, ShardedModule) else (X,)
+        twin(*call)
+        return [twin.counter.calls, module.counter.calls, module.tags, twin.tags, twin.kept[0] is twin.first.weight]
+
+    wanted = copied_of(tied())
+    assert wanted == [2, 0, ["a", "with keywords"], ["a", "b"], True]
+    assert on_ranks(lambda rank: copied_of(compiled()), 2) == [wanted] * 2
+
+
 class Router(nn.Module):
     """Leaves a term of the loss for whoever trains it."""
 

@@ -522,12 +522,14 @@ def faint(outputs: Tensor) -> Tensor:
     return 1e-7 * outputs.square().mean()
 
 
+@pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize("execute", ["eager", "graph"])
-def test_mixed_precision_keeps_whole_parameters_and_scaled_losses(execute: Any) -> None:
+def test_mixed_precision_keeps_whole_parameters_and_scaled_losses(execute: Any, microbatches: int) -> None:
     wide = torch.randn(8, 16)
     plan = autopar.plan(
-        Wide(), (wide,), loss=faint, mesh="2", hardware="cpu-cluster", compute_dtype="float16", constraints={"input:x": "S0 R"}
-    )
+        Wide(), (wide,), loss=faint, mesh="2", hardware="cpu-cluster", compute_dtype="float16", constraints={"input:x": "S0 R"},
+        microbatches=microbatches,
+    )  # fmt: skip
     assert {row.dtype for row in plan.parameters.values()} == {"float32"} and plan.outputs["loss"].dtype == "float32"
     assert {row.dtype for op in plan.ops for row in op.outputs if "contract" in op.op} == {"float16"}
 

@@ -73,7 +73,7 @@ def log(one_rank: None) -> Log:
 
 def race_of(log: Log, names: str, *, limit: int = 1000, signals: list[int] | None = None, **memory: int) -> Race:
     plans = [plan_of(name, **memory) for name in names]
-    return Race(plans, log, team_of(), limit, [] if signals is None else signals, silent)  # type: ignore[arg-type]
+    return Race(plans, log, team_of(), limit, [] if signals is None else signals, silent, torch.device("cpu"))  # type: ignore[arg-type]
 
 
 def test_rounds_are_interleaved_and_their_order_rotates(log: Log) -> None:

@@ -25,7 +25,7 @@ from autopar.report import summary
 from autopar.rows import MeasuredCandidate
 from autopar.target import Target
 from autopar.tuning import ROUNDS, racing
-from autopar.tuning.contestants import Builder
+from autopar.tuning.contestants import Builder, Contestant
 from autopar.verify.launch import run_ranks
 from tests.cli.running import autopar as command
 from tests.cli.running import refused
@@ -171,6 +171,48 @@ def test_plans_that_do_not_fit_when_they_are_run(monkeypatch: pytest.MonkeyPatch
     found = refusals(lambda rank: tuned(candidates=2))
     assert {kind for kind, _ in found} == {InfeasibleError}
     assert all("takes more than the memory limit" in words for _, words in found)
+
+
+def test_one_rank_without_room_for_a_plan_is_heard_of_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None begins a step of it; the others are measured."""
+    asked = list[int]()
+
+    def full(size: int, device: torch.device) -> None:
+        asked.append(size)
+        if dist.get_rank() == 1 and len(asked) == 1:
+            raise torch.OutOfMemoryError("something else is on this device")
+
+    monkeypatch.setattr(racing, "take_memory", full)
+    monkeypatch.setattr(racing, "fit_together", lambda plans, limit: True)
+    texts = run_ranks(lambda rank: tuned().to_json(), 2, timeout=60)
+    rows = Plan.from_json(texts[0]).measured.candidates
+    assert texts[0] == texts[1] and [row.reason for row in rows].count(racing.OUT_OF_MEMORY) == 1 and len(rows) == 3
+
+
+def test_a_rank_that_runs_out_of_memory_alone_ends_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In the midst of a step they would wait for it."""
+    usual = Contestant.step
+
+    def step(contestant: Contestant) -> None:
+        if dist.get_rank() == 1:
+            raise torch.OutOfMemoryError("in the midst of a step")
+        usual(contestant)
+
+    monkeypatch.setattr(racing, "ALONE_SECONDS", 1.0)
+    monkeypatch.setattr(Contestant, "step", step)
+
+    def rank_main(rank: int) -> None:
+        try:
+            tuned()
+        except VerificationError as error:
+            (tmp_path / str(rank)).write_text(error.message)
+            raise
+
+    with pytest.raises(AutoparError):
+        run_ranks(rank_main, 2, timeout=60)
+    said = [(tmp_path / str(rank)).read_text() for rank in range(2)]
+    assert said[1] == "rank 1 alone ran out of memory while a plan was measured, and the others wait for it"
+    assert said[0] == "another rank ended while plans were measured"
 
 
 def test_a_target_that_one_rank_cannot_load(tmp_path: Path) -> None:
