@@ -1,36 +1,58 @@
-"""``auto``: exact at once for small cores; messages for large ones, and exact again for what they leave.
+"""``auto``: messages, and exact elimination of what they leave. With a memory limit: an integer program, at once where the core is small.
 
-A small core is one LP away. A large one is searched until its bound stalls or rules out so much that the rest is small; then the rest
-is solved exactly, which proves the answer or improves it.
+A small core with a limit is one LP away. A large one is searched until its bound stalls or rules out so much that the rest is small; then
+the rest is solved exactly, which proves the answer or improves it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from .array_program import solve_core
 from .arrays import Floats
-from .dual_ascent import priced
-from .exact_elimination import solve_by_elimination
 from .incumbent import Incumbent
 from .message_search import MessageSearch
-from .reduced_cost_fixing import fix_by_reduced_cost, reduced_costs
+from .reduced_cost_fixing import shrink
 from .reduction import Core, reduce
 from .settings import SETTINGS
+from .sparse_elimination import eliminate
 
 
 def solve_auto(incumbent: Incumbent) -> None:
     """Reduce, then choose the road by size."""
     core = reduce(incumbent.problem)
     incumbent.spend(core.work)
-    if "elimination" not in SETTINGS.skip and solve_by_elimination(incumbent, core) and incumbent.done:
-        return
-    if core.num_entries <= SETTINGS.direct_entries:
+    if core.infeasible or core.num_nodes == 0 or (core.num_entries <= SETTINGS.direct_entries and len(core.items.capacity)):
         solve_core(incumbent, core)
-        return
-    AlternatingSolver(incumbent, core).run()
+    elif len(core.items.capacity):
+        AlternatingSolver(incumbent, core).run()
+    else:
+        solve_without_memory(incumbent, core)
+
+
+def solve_without_memory(incumbent: Incumbent, core: Core) -> None:
+    """Rounds of messages and local search; after each an elimination with more rows, on the core of what may still be better."""
+    search, known, attempts = MessageSearch(incumbent, core), np.inf, 0
+    while not incumbent.over:
+        search.run(1)
+        if incumbent.over or incumbent.objective is None:
+            continue
+        if incumbent.objective < known:
+            known = incumbent.objective
+            rest = shrink(search, known)
+            if rest is not None and (rest.infeasible or rest.num_nodes == 0):
+                solve_core(incumbent, rest, known)
+                return
+            if rest is not None and rest.num_entries <= SETTINGS.worth_beginning * search.core.num_entries:
+                search = MessageSearch(incumbent, rest, excluded=known)
+                search.run(1)
+        if attempts < len(SETTINGS.sparse_rows) and "elimination" not in SETTINGS.skip:
+            ends = eliminate(incumbent, search, SETTINGS.sparse_rows[attempts])
+            attempts = attempts + 1 if ends else len(SETTINGS.sparse_rows)
+        elif not incumbent.patient:
+            return
 
 
 @dataclass
@@ -50,7 +72,10 @@ class AlternatingSolver:
             if self.incumbent.over or self.incumbent.objective is None:
                 continue
             gains = self._gains()
-            core = self._rest(search) if gains is patient and "fixing" not in SETTINGS.skip else None
+            core = None
+            if gains is patient and "fixing" not in SETTINGS.skip:
+                most = SETTINGS.smaller if search.core.num_entries > SETTINGS.exact_entries else 1.0
+                core = shrink(search, self.incumbent.objective, most)
             tries = core is not None and core.num_entries <= min(SETTINGS.exact_entries, SETTINGS.smaller * self.attempted)
             if core is not None and tries:
                 self.attempted = core.num_entries
@@ -67,28 +92,6 @@ class AlternatingSolver:
         if gains:
             self.gap = self.incumbent.current_gap
         return gains
-
-    def _rest(self, search: MessageSearch) -> Core | None:
-        """The core of what bound and answer leave, None when that is not much less."""
-        objective = self.incumbent.objective
-        assert objective is not None
-        theta = priced(search.costs, search.items, search.dual.best_prices)
-        choice, pair = reduced_costs(search.graph, theta, search.dual.best_messages)
-        self.incumbent.spend(3 * SETTINGS.entry_work * len(pair))
-        room = (objective - search.bound()) * (1 + SETTINGS.tight) + 1
-        if search.core.num_entries > SETTINGS.exact_entries and np.count_nonzero(pair < room) > SETTINGS.smaller * len(pair):
-            return None
-        rest = fix_by_reduced_cost(search.core, search.graph, choice, pair, room)
-        if rest is None:
-            return None
-        core = reduce(rest.problem, objective - search.core.constant + 1)
-        self.incumbent.spend(core.work)
-        return replace(
-            core,
-            constant=core.constant + search.core.constant,
-            expand=lambda choices: rest.expand(core.expand(choices)),
-            restrict=lambda choices: core.restrict(rest.restrict(choices)),
-        )
 
 
 def _carried(search: MessageSearch, core: Core) -> Floats:

@@ -6,16 +6,19 @@ problem keeps every better answer; its exact solution closes the gap that prices
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .arrays import Floats, Ints, offsets
+from .dual_ascent import priced
 from .kernels import copy_open_entries, fill_reduced_costs
 from .kernels.constants import NEVER
+from .message_search import MessageSearch
 from .pairwise import Pairs
 from .problem import INFINITE, Problem
-from .reduction import Core
+from .reduction import Core, reduce
+from .settings import SETTINGS
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,3 +85,24 @@ def fix_by_reduced_cost(core: Core, graph: Pairs, choice: Floats, pair: Floats, 
     taken = (limit or 0) - items.capacity
     ballast = [(int(time), int(time) + 1, int(taken[time])) for time in np.flatnonzero(taken > 0)]
     return FixedCore(problem.extended([[0]], items=[[ballast]]), kept, node_ptr, core)
+
+
+def shrink(search: MessageSearch, target: float, most: float = 1.0) -> Core | None:
+    """The core of what answers that cost less than ``target`` may use. None where that is unknown, or more than a share of the pairs."""
+    theta = priced(search.costs, search.items, search.dual.best_prices)
+    choice, pair = reduced_costs(search.graph, theta, search.dual.best_messages)
+    search.incumbent.spend(3 * SETTINGS.entry_work * len(pair))
+    room = (target - search.bound()) * (1 + SETTINGS.tight) + 1
+    if np.count_nonzero(pair < room) > most * len(pair):
+        return None
+    rest = fix_by_reduced_cost(search.core, search.graph, choice, pair, room)
+    if rest is None:
+        return None
+    core = reduce(rest.problem, int(target - search.core.constant) + 1)
+    search.incumbent.spend(core.work)
+    return replace(
+        core,
+        constant=core.constant + search.core.constant,
+        expand=lambda choices: rest.expand(core.expand(choices)),
+        restrict=lambda choices: core.restrict(rest.restrict(choices)),
+    )

@@ -55,9 +55,17 @@ class Settings:
     smaller: float = 0.6
     """Share of its entries that a core may keep, at most, to replace the present one."""
 
-    # Exact elimination.
-    exact_orders: int = 16
-    """Orders of elimination tried for an exact sweep. With 4, six layers of ``zoo:moe`` on 4 devices take 26 CPU seconds instead of 1."""
+    # Sparse elimination, for cores without memory.
+    sparse_rows: tuple[int, ...] = (4_000, 60_000, 1_000_000, 4_000_000)
+    """Rows that a table may have, from one attempt to the next. The last are 200 MB, and prove eight layers of ``zoo:llama3`` on 2x4."""
+    spare_cut: float = 0.9
+    """Factor of the room for rows where they are too many. With 0.8 the bound of those eight layers is 0.14 % lower."""
+    least_spare: float = 0.01
+    """Share of that room below which just any rows are kept: too many cost nothing."""
+    row_work: float = 3e-8
+    """Units for a row that is read or written. Measured."""
+    worth_beginning: float = 0.95
+    """Share of its entries that the core may keep, at most, for messages to begin anew on what is left of it. They cost 70 passes."""
 
     # The integer program.
     largest_coefficient: float = 1e6

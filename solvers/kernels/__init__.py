@@ -9,6 +9,7 @@
     trws          message passing, its bound and its reduced costs
     layout        tables copied from one layout to another
     elimination   best choices of nearly all nodes at once
+    joins         rows of sparse tables paired and thinned
     lns_moves     which of the proposed changes are taken
     timetables    the clock of a pipeline's timetable, orders made by rules, local search over orders
     order_tree    branch and bound over the orders of a pipeline
@@ -23,6 +24,7 @@ from __future__ import annotations
 from ..arrays import on_arrays
 from . import dominance as _dominance
 from . import elimination as _elimination
+from . import joins as _joins
 from . import layout as _layout
 from . import lns_moves as _lns_moves
 from . import log as _log
@@ -35,7 +37,7 @@ from . import views as _views
 
 COMPILED = not any(
     str(module.__file__).endswith(".py")
-    for module in (_dominance, _elimination, _layout, _lns_moves, _log, _order_tree, _presolve, _tables, _timetables, _trws, _views)
+    for module in (_dominance, _elimination, _joins, _layout, _lns_moves, _log, _order_tree, _presolve, _tables, _timetables, _trws, _views)
 )
 """Whether all kernels run as machine code."""
 
@@ -52,6 +54,8 @@ fill_tails = on_arrays(_order_tree.fill_tails)
 gather_beliefs = on_arrays(_trws.gather_beliefs)
 group_changes = on_arrays(_lns_moves.group_changes)
 improve_orders = on_arrays(_timetables.improve_orders)
+join_rows = on_arrays(_joins.join_rows)
+least_rows = on_arrays(_joins.least_rows)
 link = on_arrays(_presolve.link)
 maximal_times = on_arrays(_log.maximal_times)
 orient_tables = on_arrays(_layout.orient_tables)
@@ -68,6 +72,7 @@ wake = on_arrays(_presolve.wake)
 
 __all__ = [
     "COMPILED", "accept_groups", "bound_rest", "certify", "compact_tables", "copy_open_entries", "dominate", "explore", "extrapolate",
-    "fill_reduced_costs", "fill_tails", "gather_beliefs", "group_changes", "improve_orders", "link", "maximal_times", "orient_tables",
-    "pass_both", "plan_order", "replay", "run_orders", "run_queues", "run_warm_ups", "schedule_by_list", "sweep", "trace", "wake",
+    "fill_reduced_costs", "fill_tails", "gather_beliefs", "group_changes", "improve_orders", "join_rows", "least_rows", "link",
+    "maximal_times", "orient_tables", "pass_both", "plan_order", "replay", "run_orders", "run_queues", "run_warm_ups", "schedule_by_list",
+    "sweep", "trace", "wake",
 ]  # fmt: skip

@@ -319,7 +319,7 @@ class SearchState:
                 self.request.progress(best, known, 1 - known / best if 0 < best < math.inf else 1.0, self.budget.meter.seconds)
 
         most = self.total_work
-        if space.machine.overlaps:
+        if space.machine.overlaps or not proves:
             most *= SOLVE_SHARE if self.warm_start is not None else 0.5
         if self.is_folded and start is not None:
             start = self.model.restrict(start)
