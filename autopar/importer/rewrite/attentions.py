@@ -81,7 +81,8 @@ def _attention_in_parts(
 ) -> Tensor:
     """Attention whose probabilities are dropped or whose mask is trained: no fused kernel gives these the dialect's meaning.
 
-    A query that sees no key has zeros, and gradients of zero. Its scores are not hidden, so that they are numbers.
+    A query that sees no key has zeros, and gradients of zero. Its scores are not hidden, so that they are numbers. An added mask as large as
+    the scores is taken as it is: to look for such queries costs as much as the softmax, 15 % of a step of T5-11B.
     """
     k, v = _repeated(k, q.shape[1]), _repeated(v, q.shape[1])
     scores = contract(q, tuple("bhsd"), k, tuple("bhtd"), tuple("bhst")) * scale
@@ -89,10 +90,14 @@ def _attention_in_parts(
     if causal:  # torch takes no mask beside it here
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(hidden, float("-inf"))
-    if mask is not None:
-        hidden = ~mask if mask.dtype == torch.bool else mask == float("-inf")
-        blind = hidden.all(-1, keepdim=True)
-        scores = scores.masked_fill(hidden & ~blind, float("-inf")) if mask.dtype == torch.bool else scores + mask.masked_fill(blind, 0)
+    if mask is not None and mask.dtype == torch.bool:
+        blind = (~mask).all(-1, keepdim=True)
+        scores = scores.masked_fill(~mask & ~blind, float("-inf"))
+    elif mask is not None:
+        if mask.numel() < scores.numel():
+            blind = (mask == float("-inf")).all(-1, keepdim=True)
+            mask = mask.masked_fill(blind, 0)
+        scores = scores + mask
     p = torch.softmax(scores, -1)
     if dropout > 0:
         p = torch.ops.autopar.dropout.default(p, dropout, next_seed())[0]
