@@ -48,7 +48,8 @@ def solve_without_memory(incumbent: Incumbent, core: Core) -> None:
             if rest is not None and rest.num_entries <= SETTINGS.worth_beginning * search.core.num_entries:
                 search = MessageSearch(incumbent, rest, excluded=known)
                 search.run(1)
-        if attempts < len(SETTINGS.sparse_rows) and "elimination" not in SETTINGS.skip:
+        worth = incumbent.patient or incumbent.gap < SETTINGS.proof_gap or search.core.num_entries <= SETTINGS.exact_entries
+        if attempts < len(SETTINGS.sparse_rows) and worth and "elimination" not in SETTINGS.skip:
             ends = eliminate(incumbent, search, SETTINGS.sparse_rows[attempts])
             attempts = attempts + 1 if ends else len(SETTINGS.sparse_rows)
         elif not incumbent.patient:
