@@ -348,7 +348,8 @@ class ShardedModule(WithinReplicas, OwnStates):
             setattr(made, name, getattr(self, name))
         memo[id(self)] = made
         memo.update(zip(map(id, self.parts), made.parts, strict=True))
-        own = {name for name in self.__dict__ if name in CALL_HOOKS or name not in made.__dict__}
+        state: Any = self.__getstate__()  # without a compiled call
+        own = {name for name in state if name in CALL_HOOKS or name not in made.__dict__}
         made.__dict__.update({name: copy.deepcopy(self.__dict__[name], memo) for name in own})
         return made
 
