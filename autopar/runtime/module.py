@@ -154,8 +154,8 @@ class ShardedModule(WithinReplicas, OwnStates):
         leave(self.tree, step.left)
         if hand_out is not None:
             outputs = tuple(hand_out(output.name, tensor) for (output, _), tensor in zip(call.leaving, outputs, strict=True))
-        by_name = dict(zip(call.names, outputs, strict=True))
-        by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
+        by_name = {output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)}
+        by_name.update(zip(call.names, outputs, strict=True))  # an output may be named as the tensor of another one
         return step.call.result(by_name)
 
     def _trains(self, trained: Sequence[torch.Tensor]) -> bool:
