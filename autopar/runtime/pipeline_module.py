@@ -178,6 +178,9 @@ class PipelineModule(ShardedModule):
         """Ranks wait for one another's backward, so those with frozen parameters alone train too."""
         return True
 
+    def _draws(self, step: Step) -> bool:
+        return self._pipelines.running_of(step).draws
+
     def _make_call(self, step: Step, tensors: Mapping[str, Tensor], *, differentiates: bool) -> tuple[Call, list[Tensor]]:
         running = self._pipelines.running_of(step)
         entered = {stage: self._enter_call(one, tensors, differentiates=differentiates) for stage, one in running.steps.items()}
@@ -186,8 +189,7 @@ class PipelineModule(ShardedModule):
             given.trained[:] = [(name, tensor) for name, tensor in given.trained if id(tensor) not in taken]
             taken.update(id(tensor) for _, tensor in given.trained)
             wanted += [tensor for _, tensor in given.trained]
-        draws = next((one for one in running.steps.values() if one.draws), step)
-        number = self._draw(draws, differentiates)
+        number = self._draw(step, differentiates)
         vanishes = starts_scaled(running.stages) and any(map(is_narrow, running.stages.graphs))
         calls = {
             stage: StageCall(

@@ -127,6 +127,37 @@ def test_within_a_checkpoint_a_call_draws_again_what_it_drew_or_is_refused(reent
         gradient(True)
 
 
+def test_a_reentrant_checkpoint_draws_again_after_evaluations_that_draw_nothing(one_rank: None) -> None:
+    x = X.clone().requires_grad_(True)
+    plan = autopar.plan(Training(), (x,), mesh="1", hardware="cpu-cluster")
+    torch.manual_seed(0)
+
+    def gradient(within: bool) -> Tensor:
+        x.grad, module = None, autopar.compile(Training(), plan)
+        for _ in range(2):
+            evaluate(module, x)
+            made = checkpoint(module, x, use_reentrant=True) if within else module(x)
+            evaluate(module, x)
+            made.square().sum().backward()
+        return x.grad
+
+    assert torch.equal(gradient(True), gradient(False))
+
+
+class Training(Dropping):
+    """Evaluation draws nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.training else x * self.scale
+
+
+def evaluate(module: ShardedModule, x: Tensor) -> None:
+    module.eval()
+    with torch.no_grad():
+        module(x)
+    module.train()
+
+
 def test_what_draws_nothing_may_be_checkpointed(one_rank: None) -> None:
     model, x = nn.Linear(64, 64), X.clone().requires_grad_(True)
     module = autopar.compile(copy.deepcopy(model), autopar.plan(model, (x,), mesh="1", hardware="cpu-cluster"))
