@@ -35,7 +35,7 @@ from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import CALL_HOOKS, NOBODYS, WithinReplicas, runs_backward, transforms_run
+from autopar.torch_compat import CALL_HOOKS, NOBODYS, WithinReplicas, computes_again, transforms_run
 
 OTHER_CALLS = 0x9E3779B9
 """How far calls without gradients are apart in what they draw, beyond any number of training steps; odd, since CPUs' generators take the
@@ -340,8 +340,8 @@ class ShardedModule(WithinReplicas, OwnStates):
             warnings.warn(text, LaterSeedWarning, stacklevel=8)
         members, world = self.team.members, self.team.world
         number = SEEDS * (self.dropout_seed or 0) + self.dropout_step + (0 if trains else OTHER_CALLS * self.other_calls)
-        if draws and trains and number != self._drawn and runs_backward():
-            message = "the module is computed again within backward, by torch.utils.checkpoint: it would draw other random numbers"
+        if draws and trains and number != self._drawn and computes_again():
+            message = "the module is computed again within backward, as by torch.utils.checkpoint: it would draw other random numbers"
             raise UsageError(message, "leave the checkpoint out: a plan recomputes by itself where memory is short")
         if draws:
             self.__dict__["_drawn"] = number
