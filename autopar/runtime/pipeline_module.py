@@ -87,6 +87,10 @@ class PipelineCall(AccumulatedCall):
         self.__dict__.update(vars(next(iter(calls.values()))))
         self.calls, self.running = calls, running
 
+    @property
+    def team(self) -> Team:
+        return self.running.ranks.team
+
     def forward(self, *, keep: bool) -> tuple[Tensor, ...]:
         """The loss; with gradients, all of the step but the optimizer's part is done then. Without, forward alone runs."""
         with self.begin():

@@ -246,6 +246,22 @@ def test_float16_gradients_begin_with_the_scale_of_the_loss(order: Any) -> None:
     assert max(off for each in found for off in each[:2]) < 0.02 and all(len(each) == 3 for each in found)
 
 
+def test_stages_that_scale_the_loss_differently_are_refused() -> None:
+    model, x = Faint(), torch.randn(8, 4)
+    made = autopar.plan_pipeline(
+        model, (x,), mesh="pp=2", microbatches=4, hardware=stressed(), effort="low", stages="1,1", compute_dtype="float16"
+    )
+
+    def run(rank: int) -> str:
+        module = autopar.compile_pipeline(model, made)
+        with pytest.raises(UsageError) as caught:
+            (module(x) * 2.0**rank).backward()
+        return str(caught.value)
+
+    for rank, words in enumerate(on_ranks(run, 2)):
+        assert words.startswith(f"rank {1 - rank} scales the loss by {2.0 ** (1 - rank)}, this rank by {2.0**rank}:")
+
+
 def test_weights_on_meta_are_drawn_as_without_a_pipeline() -> None:
     """Whatever the cut."""
     _, args = build("masked")
