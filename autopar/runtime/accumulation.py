@@ -23,7 +23,7 @@ from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable, own_shape
 from autopar.runtime.groups import Team
 from autopar.runtime.loss_gradient import LOSS_GRADIENT, LossScale, given_loss_gradient, loss_gradient
-from autopar.runtime.saved_values import Saved
+from autopar.runtime.saved_values import Saved, Unchanged, changed_in_place
 from autopar.runtime.steps import Call, plain
 from autopar.schedule import Schedule
 
@@ -273,6 +273,8 @@ class AccumulatedCall(Call):
         self.vanishes = self.step.vanishes
         self.begun = 1.0
         """What backward began with."""
+        self.read = Unchanged(())
+        """All that the step reads, where it may run again."""
 
     def forward(self, *, keep: bool) -> tuple[torch.Tensor, ...]:
         """The outputs of the whole step; with gradients, all of it but the optimizer's part is done then."""
@@ -294,13 +296,18 @@ class AccumulatedCall(Call):
 
     def save(self, values: Values) -> None:
         """Keeps the gradients for ``backward``, which may run the step again."""
-        read = self._read_later() if self.vanishes else ()
-        self.saved = Saved({value: values[value] for value in self.step.gradients.values()}, read)
+        self.saved = Saved({value: values[value] for value in self.step.gradients.values()})
+        self.read = Unchanged(self._read_later() if self.vanishes else ())
 
     def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:
         """As of ``Call``."""
         self.begin_again([self], gradients)
         return super().backward(gradients, keep=keep)
+
+    def _read_later(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All of the user's tensors that the step reads, but those made in inference mode: nothing counts their changes."""
+        for held in (self.owners, self.locals):
+            yield from ((name, held[name]) for name in self.owners if name in held and not held[name].is_inference())
 
     @property
     def team(self) -> Team:
@@ -316,7 +323,7 @@ class AccumulatedCall(Call):
             calls: those that hold the gradients.
 
         Raises:
-            UsageError: ranks scale the loss differently.
+            UsageError: ranks scale the loss differently. RuntimeError: what the step reads was changed in place, on whichever rank.
         """
         if not self.vanishes:
             return
@@ -324,6 +331,10 @@ class AccumulatedCall(Call):
         saved = [call.saved for call in calls if call.saved is not None and call.saved.kept]
         if scale is None or _is_same(scale, self.begun) or not saved:
             return
+        changed = next((name for call in calls if (name := call.read.find_changed()) is not None), None)
+        for name in everyones(changed, self.team):
+            if name is not None:
+                raise changed_in_place(name)
         for one in saved:
             one.take(keep=False)
         self.scale.value = scale

@@ -191,11 +191,11 @@ class ShardedModule(WithinReplicas, OwnStates):
             if asked and item.tensor not in step.gradients:
                 hint = "plan the model with an input that requires grad, without microbatches, or detach it"
                 raise UsageError(f"input {item.name} requires grad, the plan gives it no gradient", hint)
+            owners[item.tensor] = tensor
             if item.tensor in step.graph.accumulation.cut:
                 cut[item.tensor] = item, tensor
                 continue
             locals_[item.tensor] = step.enter(item, tensor)
-            owners[item.tensor] = tensor
             if asked:
                 trained.append((item.tensor, tensor))
                 if not isinstance(tensor, DTensor):

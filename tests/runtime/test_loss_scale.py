@@ -80,3 +80,40 @@ def test_no_number_is_the_same_scale_on_all_ranks() -> None:
         return nothing, off(module, 2.0**16)
 
     assert all(nothing and gap < 0.02 for nothing, gap in on_ranks(run, 2))
+
+
+CHANGES: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
+    "input": lambda module, x, y: x.mul_(3),
+    "wanted": lambda module, x, y: y.zero_(),
+    "nothing": lambda module, x, y: None,
+    "2.bias": lambda module, x, y: module.get_parameter("2.bias").mul_(5),
+}
+
+
+@pytest.mark.parametrize("name", ["input", "wanted", "2.bias"])
+def test_what_the_step_reads_may_change_only_where_it_does_not_run_again(name: str) -> None:
+    """One rank alone changes it, and all are told."""
+
+    def run(rank: int) -> tuple[float, str]:
+        module, (x, y) = autopar.compile(net(), plan_of("2")), (X.clone(), Y.clone())
+        start, words = copy.deepcopy(module.state_dict()), list[str]()
+        (module(x, y) * 2.0**16).backward()
+        module.zero_grad()
+        for scale in (2.0**16, 2.0**15):
+            loss = module(x, y)
+            with torch.no_grad():
+                CHANGES[name if rank == 1 else "nothing"](module, x, y)
+            words.append(said(lambda loss=loss, scale=scale: (loss * scale).backward()))
+            x.copy_(X), y.copy_(Y), module.load_state_dict(start)
+        return off(module, 2.0**16), "".join(words)
+
+    for gap, words in on_ranks(run, 2):
+        assert gap < 0.02 and words == f"{name} was changed in place between the forward and the backward pass of this step"
+
+
+def test_inputs_made_in_inference_mode_are_taken(one_rank: None) -> None:
+    module = autopar.compile(net(), plan_of("1"))
+    with torch.inference_mode():
+        x, y = X.clone(), Y.clone()
+    (module(x, y) * 2.0**16).backward()
+    assert off(module, 2.0**16) < 0.02
