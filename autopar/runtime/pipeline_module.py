@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -305,7 +306,8 @@ def compile_pipeline(
 
     def bind_stage(captured: Capture, schedule: Schedule, *, split: bool = False) -> Step:
         constants, call = own_constants(schedule, captured.constants, place), CallTree(captured.graph.arguments, forward_of(model), loss)
-        return bind_step(schedule, constants, call, place, "global", dropout, "eager", split=split)
+        made = bind_step(schedule, constants, call, place, "global", dropout, "eager", split=split)
+        return replace(made, read=captured.read)
 
     split = stages_split(replayed.order)
     steps = {stage: bind_stage(captured, replayed.schedules[stage], split=stage in split) for stage in replayed.stages.at(ranks.position)}
