@@ -30,7 +30,7 @@ from autopar.importer.diagnosis import OWN_GENERATOR, Carried, at_line, is_known
 from autopar.importer.hidden_state import check_kept, keeps_tensors
 from autopar.importer.indexing import Indexing
 from autopar.importer.known_values import KnownValues
-from autopar.importer.precision import call_in
+from autopar.importer.precision import COMPUTE_DTYPES, call_in
 from autopar.importer.provenance import MarkedLines, user_frame
 from autopar.importer.replaced_buffers import change, held_by
 from autopar.importer.rewrite.adaptive import every_row
@@ -163,7 +163,7 @@ class Program(nn.Module):
         held = held_by(self)
         outputs = call_in(self.model, self.compute_dtype, args, kwargs, traced)
         result = outputs if self.loss is None else self.loss(outputs, *loss_args)
-        left, replaced = change(held, self.attributes, opened(result))
+        left, replaced = change(held, self.attributes, opened(result), COMPUTE_DTYPES.get(self.compute_dtype or ""))
         self.replaced.update(replaced)
         return result, left
 

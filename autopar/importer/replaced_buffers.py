@@ -9,7 +9,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, dtype, nn
 
 from autopar import torch_compat
 from autopar.errors import CaptureError
@@ -35,12 +35,17 @@ class Held:
         new = self.part._buffers.get(self.name)
         return None if new is self.value else new
 
-    def check(self, new: Tensor) -> None:
-        """Raises CaptureError: another size or dtype; the line that makes the new value is named."""
+    def check(self, new: Tensor, computed: dtype | None) -> None:
+        """Raises CaptureError: another size or dtype; the line that makes the new value is named. Floats in the dtype that is computed in
+        are converted.
+
+        Args:
+            computed: that dtype, where the plan has another one than the model.
+        """
         if new.shape != self.value.shape:
             kind, was, becomes = "size", str([*self.value.shape]), str([*new.shape])
             hint = "run the model on these inputs once before planning if the buffer then keeps its size; or register it in its last size"
-        elif new.dtype != self.value.dtype:
+        elif new.dtype != self.value.dtype and not (new.dtype == computed and self.value.is_floating_point()):
             kind, (was, becomes) = "dtype", [str(tensor.dtype).removeprefix("torch.") for tensor in (self.value, new)]
             hint = f"convert what is put there, value.to(self.{self.name}.dtype); or register the buffer in the dtype that it gets"
         else:
@@ -58,12 +63,13 @@ def held_by(program: nn.Module) -> list[Held]:
     ]  # fmt: skip
 
 
-def change(held: list[Held], attributes: Container[str], result: Any) -> tuple[Any, set[str]]:
+def change(held: list[Held], attributes: Container[str], result: Any, computed: dtype | None) -> tuple[Any, set[str]]:
     """Changes the buffers that the forward replaced, and puts them back.
 
     Args:
         attributes: paths of plain tensor attributes, of which a replacement is of this call.
         result: of the forward.
+        computed: see ``Held.check``.
 
     Returns:
         The result as it was before the changes, and the attributes that were replaced.
@@ -74,7 +80,7 @@ def change(held: list[Held], attributes: Container[str], result: Any) -> tuple[A
     found = [(item, new) for item in held if (new := item.replacement()) is not None]
     changing = [(item, new) for item, new in found if item.path not in attributes]
     for item, new in changing:
-        item.check(new)
+        item.check(new, computed)
     written = [item.value for item, _ in changing]
 
     def kept(tensor: Tensor) -> Tensor:

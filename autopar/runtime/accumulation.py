@@ -6,6 +6,7 @@ out gradients that are already there, times the gradient of the loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -16,11 +17,13 @@ from autopar.dialect import random_step
 from autopar.dialect.dropout import this_step
 from autopar.errors import UsageError
 from autopar.graph import DIVISOR, Accumulation
+from autopar.runtime.agreement import everyones
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.emission import Graphs
 from autopar.runtime.execution import Executable, own_shape
+from autopar.runtime.groups import Team
 from autopar.runtime.loss_gradient import LOSS_GRADIENT, LossScale, given_loss_gradient, loss_gradient
-from autopar.runtime.saved_values import Saved
+from autopar.runtime.saved_values import Saved, Unchanged, changed_in_place
 from autopar.runtime.steps import Call, plain
 from autopar.schedule import Schedule
 
@@ -245,6 +248,11 @@ def _dtypes(schedule: Schedule, names: Sequence[str]) -> dict[str, torch.dtype]:
     return {name: getattr(torch, schedule.graph.tensors[schedule.values[name].tensor].dtype) for name in names}
 
 
+def _is_same(one: float | None, other: float | None) -> bool:
+    """Whether two scales are the same, as what is no number is too."""
+    return one == other or (one is not None and other is not None and math.isnan(one) and math.isnan(other))
+
+
 def _wide(value: torch.Tensor) -> torch.Tensor:
     """A number of half precision in float32, as it is in torch's own sums."""
     return value.float() if value.is_floating_point() and value.itemsize < 4 else value
@@ -265,6 +273,8 @@ class AccumulatedCall(Call):
         self.vanishes = self.step.vanishes
         self.begun = 1.0
         """What backward began with."""
+        self.read = Unchanged(())
+        """All that the step reads, where it may run again."""
 
     def forward(self, *, keep: bool) -> tuple[torch.Tensor, ...]:
         """The outputs of the whole step; with gradients, all of it but the optimizer's part is done then."""
@@ -286,30 +296,59 @@ class AccumulatedCall(Call):
 
     def save(self, values: Values) -> None:
         """Keeps the gradients for ``backward``, which may run the step again."""
-        read = self._read_later() if self.vanishes else ()
-        self.saved = Saved({value: values[value] for value in self.step.gradients.values()}, read)
+        self.saved = Saved({value: values[value] for value in self.step.gradients.values()})
+        self.read = Unchanged(self._read_later() if self.vanishes else ())
 
     def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:
         """As of ``Call``."""
         self.begin_again([self], gradients)
         return super().backward(gradients, keep=keep)
 
+    def _read_later(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All of the user's tensors that the step reads, but those made in inference mode: nothing counts their changes."""
+        for held in (self.owners, self.locals):
+            yield from ((name, held[name]) for name in self.owners if name in held and not held[name].is_inference())
+
+    @property
+    def team(self) -> Team:
+        """The processes that run the step together."""
+        return self.step.place.team
+
     @torch.no_grad()
     def begin_again(self, calls: Sequence[AccumulatedCall], gradients: Sequence[torch.Tensor | None]) -> None:
-        """Runs all of the step again where its gradients may have vanished and the loss has another scale than they began with.
+        """Runs all of the step again where its gradients may have vanished and the loss has another scale than they began with. Collective
+        where they may.
 
         Args:
             calls: those that hold the gradients.
+
+        Raises:
+            UsageError: ranks scale the loss differently. RuntimeError: what the step reads was changed in place, on whichever rank.
         """
-        scale = next((one for name, one in zip(self.names, gradients, strict=True) if name == self.loss), None)
-        if not self.vanishes or scale is None or (value := plain(scale).item()) == self.begun:
+        if not self.vanishes:
             return
+        scale = self._agreed_scale(gradients)
         saved = [call.saved for call in calls if call.saved is not None and call.saved.kept]
+        if scale is None or _is_same(scale, self.begun) or not saved:
+            return
+        changed = next((name for call in calls if (name := call.read.find_changed()) is not None), None)
+        for name in everyones(changed, self.team):
+            if name is not None:
+                raise changed_in_place(name)
         for one in saved:
             one.take(keep=False)
-        if saved:
-            self.scale.value = value
-            self.forward(keep=True)
+        self.scale.value = scale
+        self.forward(keep=True)
+
+    def _agreed_scale(self, gradients: Sequence[torch.Tensor | None]) -> float | None:
+        """The gradient of the loss, None where backward does not run from it. Collective: all ranks run the step again, or none does."""
+        given = next((one for name, one in zip(self.names, gradients, strict=True) if name == self.loss), None)
+        scale = None if given is None else float(plain(given).item())
+        for rank, other in enumerate(everyones(scale, self.team)):
+            if not _is_same(scale, other):
+                message = f"rank {rank} scales the loss by {other}, this rank by {scale}: gradients in float16 begin with the scale"
+                raise UsageError(message, "scale the loss alike on all ranks; a GradScaler of each must see the same gradients overflow")
+        return scale
 
     def _run_backward(self, values: Values, scale: torch.Tensor | None) -> bool:
         """Nothing is left to run; the gradient of the loss is in what it begins with, or comes in afterwards."""

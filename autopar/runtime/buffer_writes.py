@@ -1,8 +1,8 @@
 """Operators that write a buffer's new value where the buffer lies: counters, and the running statistics of batch norm.
 
 The graph makes the new value in a tensor of its own, which a call then copies into the buffer. Where nobody reads the old value any more,
-the operator may write there at once, as eager PyTorch does. A new value that backward reads stays apart: a second call before it would
-write over that.
+the operator may write there at once, as eager PyTorch does. A new value that backward reads, or that leaves, stays apart: a second call
+would write over that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def find_buffer_writes(schedule: Schedule) -> Mapping[int, Mapping[int, str]]:
     becomes = {value: buffers[output.name] for output, value in schedule.outputs if output.kind == "buffer"}
     others = {schedule.storage[value] for _, value in schedule.outputs}  # what leaves, or becomes another buffer, is the old value
     last: dict[str, int] = {}
-    kept = set[str]()
+    kept = {schedule.storage[value] for output, value in schedule.outputs if output.kind != "buffer"}  # what the user is given stays
     for index, item in enumerate(items):
         roots = [schedule.storage[value] for value in needed(schedule, item)]
         last.update(dict.fromkeys(roots, index))

@@ -35,7 +35,7 @@ from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import CALL_HOOKS, NOBODYS, WithinReplicas, runs_backward, transforms_run
+from autopar.torch_compat import CALL_HOOKS, NOBODYS, WithinReplicas, computes_again, transforms_run
 
 OTHER_CALLS = 0x9E3779B9
 """How far calls without gradients are apart in what they draw, beyond any number of training steps; odd, since CPUs' generators take the
@@ -84,8 +84,8 @@ class ShardedModule(WithinReplicas, OwnStates):
         dropout_seed: chooses dropout's masks and all else that is drawn; None until the first call, which makes it what the first rank gave
             ``torch.manual_seed``, or was started with.
         dropout_step: number of the next training step, which chooses them too. Set both, alike on all ranks, when resuming.
-        other_calls: how many calls without gradients there were since the last step: the first draws what the next step will, as a forward
-            within a reentrant ``torch.utils.checkpoint`` has to, each further one something else.
+        other_calls: how many calls without gradients that draw there were since the last step: the first draws what the next step will, as
+            a forward within a reentrant ``torch.utils.checkpoint`` has to, each further one something else.
     """
 
     dropout_seed: int | None
@@ -150,12 +150,13 @@ class ShardedModule(WithinReplicas, OwnStates):
         call, trained = self._make_call(step, tensors, differentiates=differentiates)
         trains = differentiates and self._trains(trained)
         outputs = TrainingStep.apply(call, NOBODYS, *trained) if trains else call.forward(keep=False)
-        self.__dict__.update(dropout_step=self.dropout_step + trains, other_calls=0 if trains else self.other_calls + 1, _left=step.left)
+        others = 0 if trains else self.other_calls + self._draws(step)
+        self.__dict__.update(dropout_step=self.dropout_step + trains, other_calls=others, _left=step.left)
         leave(self.tree, step.left)
         if hand_out is not None:
             outputs = tuple(hand_out(output.name, tensor) for (output, _), tensor in zip(call.leaving, outputs, strict=True))
-        by_name = dict(zip(call.names, outputs, strict=True))
-        by_name.update({output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)})
+        by_name = {output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)}
+        by_name.update(zip(call.names, outputs, strict=True))  # an output may be named as the tensor of another one
         return step.call.result(by_name)
 
     def _trains(self, trained: Sequence[torch.Tensor]) -> bool:
@@ -190,11 +191,11 @@ class ShardedModule(WithinReplicas, OwnStates):
             if asked and item.tensor not in step.gradients:
                 hint = "plan the model with an input that requires grad, without microbatches, or detach it"
                 raise UsageError(f"input {item.name} requires grad, the plan gives it no gradient", hint)
+            owners[item.tensor] = tensor
             if item.tensor in step.graph.accumulation.cut:
                 cut[item.tensor] = item, tensor
                 continue
             locals_[item.tensor] = step.enter(item, tensor)
-            owners[item.tensor] = tensor
             if asked:
                 trained.append((item.tensor, tensor))
                 if not isinstance(tensor, DTensor):
@@ -319,13 +320,18 @@ class ShardedModule(WithinReplicas, OwnStates):
         else:
             super().__setattr__(name, value)
 
+    def _draws(self, step: Step) -> bool:
+        """Whether a program draws anything at random, on whichever rank."""
+        return step.draws
+
     def _draw(self, step: Step, trains: bool) -> int:
         """What chooses the masks of this call: equal on all ranks of the mesh, another on each replica of it.
 
         Raises:
             UsageError: a forward is computed again, and would draw something else than it did.
         """
-        if step.draws and torch.initial_seed() != self._seeded:
+        draws = self._draws(step)
+        if draws and torch.initial_seed() != self._seeded:
             self.__dict__["_seeded"] = torch.initial_seed()
             text = (
                 "torch.manual_seed was called after the first call of a compiled module, which draws on of the seed agreed on there,"
@@ -334,10 +340,11 @@ class ShardedModule(WithinReplicas, OwnStates):
             warnings.warn(text, LaterSeedWarning, stacklevel=8)
         members, world = self.team.members, self.team.world
         number = SEEDS * (self.dropout_seed or 0) + self.dropout_step + (0 if trains else OTHER_CALLS * self.other_calls)
-        if step.draws and trains and number != self._drawn and runs_backward():
-            message = "the module is computed again within backward, by torch.utils.checkpoint: it would draw other random numbers"
+        if draws and trains and number != self._drawn and computes_again():
+            message = "the module is computed again within backward, as by torch.utils.checkpoint: it would draw other random numbers"
             raise UsageError(message, "leave the checkpoint out: a plan recomputes by itself where memory is short")
-        self.__dict__["_drawn"] = number
+        if draws:
+            self.__dict__["_drawn"] = number
         return number if len(members) == world else number * world + min(members)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedModule:
@@ -348,7 +355,8 @@ class ShardedModule(WithinReplicas, OwnStates):
             setattr(made, name, getattr(self, name))
         memo[id(self)] = made
         memo.update(zip(map(id, self.parts), made.parts, strict=True))
-        own = {name for name in self.__dict__ if name in CALL_HOOKS or name not in made.__dict__}
+        state: Any = self.__getstate__()  # without a compiled call
+        own = {name for name in state if name in CALL_HOOKS or name not in made.__dict__}
         made.__dict__.update({name: copy.deepcopy(self.__dict__[name], memo) for name in own})
         return made
 

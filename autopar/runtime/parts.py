@@ -54,6 +54,12 @@ def captured_again(parts: Iterable[nn.Module]) -> Iterator[None]:
             held[kind] = table
 
 
+def copied_alone() -> UsageError:
+    """The refusal of a copy of a part by itself, whose weights would be parted from those that the program has."""
+    hint = "copy the whole and take the part of the copy: copy.deepcopy(module).part"
+    return UsageError("a part of a compiled module is copied by itself, without the program that computes with it", hint)
+
+
 class NoHooks(OrderedDict[Any, Any]):
     """The hooks of a submodule that was captured: those it had are in the program, others would never be called."""
 
@@ -74,6 +80,10 @@ class Known(dict[str, Any]):
     def __init__(self, path: str, held: Mapping[str, Any]) -> None:
         super().__init__(held)
         self.path, self.names = path, frozenset(held)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        """Raises UsageError: a part is copied by itself."""
+        raise copied_alone()
 
     def __setitem__(self, name: str, parameter: Any) -> None:
         if name not in self.names:

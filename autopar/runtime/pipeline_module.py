@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -86,6 +87,10 @@ class PipelineCall(AccumulatedCall):
     def __init__(self, calls: Mapping[int, StageCall], running: Running) -> None:
         self.__dict__.update(vars(next(iter(calls.values()))))
         self.calls, self.running = calls, running
+
+    @property
+    def team(self) -> Team:
+        return self.running.ranks.team
 
     def forward(self, *, keep: bool) -> tuple[Tensor, ...]:
         """The loss; with gradients, all of the step but the optimizer's part is done then. Without, forward alone runs."""
@@ -178,6 +183,9 @@ class PipelineModule(ShardedModule):
         """Ranks wait for one another's backward, so those with frozen parameters alone train too."""
         return True
 
+    def _draws(self, step: Step) -> bool:
+        return self._pipelines.running_of(step).draws
+
     def _make_call(self, step: Step, tensors: Mapping[str, Tensor], *, differentiates: bool) -> tuple[Call, list[Tensor]]:
         running = self._pipelines.running_of(step)
         entered = {stage: self._enter_call(one, tensors, differentiates=differentiates) for stage, one in running.steps.items()}
@@ -186,8 +194,7 @@ class PipelineModule(ShardedModule):
             given.trained[:] = [(name, tensor) for name, tensor in given.trained if id(tensor) not in taken]
             taken.update(id(tensor) for _, tensor in given.trained)
             wanted += [tensor for _, tensor in given.trained]
-        draws = next((one for one in running.steps.values() if one.draws), step)
-        number = self._draw(draws, differentiates)
+        number = self._draw(step, differentiates)
         vanishes = starts_scaled(running.stages) and any(map(is_narrow, running.stages.graphs))
         calls = {
             stage: StageCall(
@@ -299,7 +306,8 @@ def compile_pipeline(
 
     def bind_stage(captured: Capture, schedule: Schedule, *, split: bool = False) -> Step:
         constants, call = own_constants(schedule, captured.constants, place), CallTree(captured.graph.arguments, forward_of(model), loss)
-        return bind_step(schedule, constants, call, place, "global", dropout, "eager", split=split)
+        made = bind_step(schedule, constants, call, place, "global", dropout, "eager", split=split)
+        return replace(made, read=captured.read)
 
     split = stages_split(replayed.order)
     steps = {stage: bind_stage(captured, replayed.schedules[stage], split=stage in split) for stage in replayed.stages.at(ranks.position)}

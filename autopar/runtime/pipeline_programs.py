@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autopar.dialect.library import STILL
 from autopar.errors import MismatchError, UsageError
 from autopar.graph import Graph
 from autopar.importer import Capture, Captures, capture
@@ -67,6 +68,11 @@ class Running:
     def main(self) -> Step:
         """The program of this rank's first stage, which stands for all of them."""
         return next(iter(self.steps.values()))
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether a stage, of whichever rank, draws anything at random."""
+        return any(op.target in STILL for op in self.whole.ops)
 
     @cached_property
     def mine(self) -> tuple[tuple[int, Action], ...]:

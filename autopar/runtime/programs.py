@@ -27,7 +27,7 @@ from autopar.recording import record, replay
 from autopar.runtime.agreement import everyones, together
 from autopar.runtime.calls import LacksLossError, Nesting, OtherCallError
 from autopar.runtime.padding import Padding
-from autopar.runtime.parts import captured_again
+from autopar.runtime.parts import captured_again, copied_alone
 from autopar.runtime.placement import from_placements
 from autopar.runtime.rows import check_one_batch, described
 from autopar.runtime.settings import Change, Settings, Values
@@ -188,6 +188,10 @@ class Programs:
         shapes = tuple((item.name, whole_shape(step.graph, item), False, _planned_dtype(step.graph, item)) for item in step.given)
         trained = tuple([parameter.requires_grad for parameter in parameters])
         self.made[Key(self.training, trained, step.graph.mode, shapes)] = step
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        """Raises UsageError: a part is copied by itself."""
+        raise copied_alone()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raises UsageError: a compiled module cannot be pickled."""

@@ -9,12 +9,28 @@ import torch
 from autopar.runtime.collectives import Values
 
 
+class Unchanged:
+    """Tensors of the user that are read again, each by a name, as they are now."""
+
+    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._versions = [(name, tensor, tensor._version) for name, tensor in tensors]
+
+    def find_changed(self) -> str | None:
+        """The first of them that was changed in place since."""
+        return next((name for name, tensor, version in self._versions if tensor._version != version), None)
+
+
+def changed_in_place(name: str) -> RuntimeError:
+    """What says so of a tensor."""
+    return RuntimeError(f"{name} was changed in place between the forward and the backward pass of this step")
+
+
 class Saved:
     """What the backward pass needs from the forward pass; emptied as the backward pass uses it."""
 
     def __init__(self, values: Values, owners: Iterable[tuple[str, torch.Tensor]] = ()) -> None:
         self._values: Values | None = values
-        self._owners = [(name, tensor, tensor._version) for name, tensor in owners]
+        self._owners = Unchanged(owners)
 
     @property
     def kept(self) -> bool:
@@ -29,9 +45,9 @@ class Saved:
         """
         if self._values is None:
             raise RuntimeError("backward through this step a second time: its saved values are freed; use retain_graph=True the first time")
-        for name, owner, version in self._owners:
-            if owner._version != version:
-                raise RuntimeError(f"{name} was changed in place between the forward and the backward pass of this step")
+        changed = self._owners.find_changed()
+        if changed is not None:
+            raise changed_in_place(changed)
         found = self._values
         self._values = dict(found) if keep else None
         return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -180,9 +182,24 @@ def keeps_autograd_graph() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
-def runs_backward() -> bool:
-    """Whether a backward pass runs on this thread: a forward within it computes again what a checkpoint did not keep."""
-    return torch._C._current_graph_task_id() != -1
+def computes_again() -> bool:
+    """Whether a backward pass computes again what was not kept: for ``torch.utils.checkpoint``, or a function's own backward.
+
+    A hook is called by the pass itself. Which of these called comes last is told by the frames of this thread.
+    """
+    from torch.autograd.function import BackwardCFunction
+    from torch.autograd.graph import _engine_run_backward
+
+    if torch._C._current_graph_task_id() == -1:
+        return False
+    applies = {getattr(BackwardCFunction, name).__code__ for name in ("apply", "apply_boxed") if hasattr(BackwardCFunction, name)}
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _engine_run_backward.__code__:
+        code = frame.f_code
+        if code in applies or (code.co_name == "unpack_hook" and frame.f_globals["__name__"] == "torch.utils.checkpoint"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 NOBODYS = torch.empty((), device="cpu", requires_grad=True)

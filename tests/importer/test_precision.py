@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar import zoo
+from autopar.errors import CaptureError
 from autopar.graph import CONVERSION, Graph
 from autopar.importer import capture_graph, capturing
 from autopar.search.baselines.checkpointing import full_policy
@@ -81,3 +82,31 @@ def test_what_a_model_converts_itself_is_moved_where_backward_needs_it_anyhow(mo
     graph = capture_graph(Narrowing(), (torch.ones(4, 4),), mode=mode)
     assert len(graph.prepared) == moved
     assert sum(op.target == CONVERSION and op.module == "" and op.phase == "forward" for op in graph.ops) == 4
+
+
+class Averaging(nn.Module):
+    """Keeps a mean of its activations, in whatever dtype they are made."""
+
+    def __init__(self, narrows: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.narrows, self.linear = narrows, nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        self.mean = y.detach().mean(0).to(self.narrows or y.dtype)
+        return (y - self.mean).square().mean()
+
+
+@pytest.mark.parametrize("compute_dtype", ["bfloat16", "autocast-bfloat16"])
+def test_what_becomes_a_buffer_is_converted_from_the_dtype_that_the_plan_computes_in(compute_dtype: str) -> None:
+    graph = capture_graph(Averaging(), (torch.randn(8, 4),), compute_dtype=compute_dtype)
+    (new,) = [output.tensor for output in graph.outputs if output.kind == "buffer"]
+    read = [graph.tensors[name].dtype for name in graph.producer[new].inputs]
+    assert (graph.producer[new].target, read, graph.tensors[new].dtype) == ("aten.copy.default", ["float32", "bfloat16"], "float32")
+
+
+@pytest.mark.parametrize("compute_dtype", [None, "bfloat16", "autocast-bfloat16"])
+def test_what_a_model_itself_narrows_becomes_no_buffer(compute_dtype: str | None) -> None:
+    with pytest.raises(CaptureError, match="the buffer mean another dtype: float32 becomes float16"):
+        capture_graph(Averaging(torch.float16), (torch.randn(8, 4),), compute_dtype=compute_dtype)

@@ -246,6 +246,47 @@ def test_float16_gradients_begin_with_the_scale_of_the_loss(order: Any) -> None:
     assert max(off for each in found for off in each[:2]) < 0.02 and all(len(each) == 3 for each in found)
 
 
+def test_stages_that_scale_the_loss_differently_are_refused() -> None:
+    model, x = Faint(), torch.randn(8, 4)
+    made = autopar.plan_pipeline(
+        model, (x,), mesh="pp=2", microbatches=4, hardware=stressed(), effort="low", stages="1,1", compute_dtype="float16"
+    )
+
+    def run(rank: int) -> str:
+        module = autopar.compile_pipeline(model, made)
+        with pytest.raises(UsageError) as caught:
+            (module(x) * 2.0**rank).backward()
+        return str(caught.value)
+
+    for rank, words in enumerate(on_ranks(run, 2)):
+        assert words.startswith(f"rank {1 - rank} scales the loss by {2.0 ** (1 - rank)}, this rank by {2.0**rank}:")
+
+
+class Timed(Steep):
+    """Forward reads a number from a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("times", torch.tensor(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.times.item()
+
+
+def test_a_state_dict_with_another_constant_is_refused_on_all_stages() -> None:
+    model, x = Timed(), torch.randn(8, 4)
+    made = autopar.plan_pipeline(model, (x,), mesh="pp=2", microbatches=4, hardware=stressed(), effort="low", stages="1,1")
+
+    def run(rank: int) -> str:
+        module, state = autopar.compile_pipeline(model, made), model.state_dict()
+        module.load_state_dict(state)
+        with pytest.raises(UsageError) as caught:
+            module.load_state_dict({**state, "times": torch.tensor(7)})
+        return str(caught.value)
+
+    assert all("the buffer times becomes another one, of which forward reads" in words for words in on_ranks(run, 2))
+
+
 def test_weights_on_meta_are_drawn_as_without_a_pipeline() -> None:
     """Whatever the cut."""
     _, args = build("masked")

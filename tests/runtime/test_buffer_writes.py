@@ -148,7 +148,19 @@ def copied_and_given(model: Remembering, new: Tensor) -> Tensor:
     return old
 
 
-CHANGES = [shifted, shifted_in_place, swapped, given_as_it_was, given_in_part, copied_and_given]
+def changed_and_given(model: Remembering, new: Tensor) -> Tensor:
+    model.last.add_(1)
+    return model.last.clone()
+
+
+def changed_and_given_in_part(model: Remembering, new: Tensor) -> Tensor:
+    model.last.mul_(0.5).add_(1)
+    return model.last[1:3].clone()
+
+
+CHANGES = [
+    shifted, shifted_in_place, swapped, given_as_it_was, given_in_part, copied_and_given, changed_and_given, changed_and_given_in_part,
+]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch itself has deprecated

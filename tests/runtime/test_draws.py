@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -123,8 +124,86 @@ def test_within_a_checkpoint_a_call_draws_again_what_it_drew_or_is_refused(reent
     if (reentrant, calls) == (True, 1):
         assert torch.equal(gradient(True), gradient(False))
         return
-    with pytest.raises(UsageError, match=r"computed again within backward, by torch\.utils\.checkpoint: it would draw other"):
+    with pytest.raises(UsageError, match=r"computed again within backward, as by torch\.utils\.checkpoint: it would draw other"):
         gradient(True)
+
+
+def test_a_reentrant_checkpoint_draws_again_after_evaluations_that_draw_nothing(one_rank: None) -> None:
+    x = X.clone().requires_grad_(True)
+    plan = autopar.plan(Training(), (x,), mesh="1", hardware="cpu-cluster")
+    torch.manual_seed(0)
+
+    def gradient(within: bool) -> Tensor:
+        x.grad, module = None, autopar.compile(Training(), plan)
+        for _ in range(2):
+            evaluate(module, x)
+            made = checkpoint(module, x, use_reentrant=True) if within else module(x)
+            evaluate(module, x)
+            made.square().sum().backward()
+        return x.grad
+
+    assert torch.equal(gradient(True), gradient(False))
+
+
+@pytest.mark.parametrize("reentrant", [None, True, False])
+def test_a_hook_within_backward_may_call_what_draws(reentrant: bool | None, one_rank: None) -> None:
+    """Within a checkpoint's own backward too, and itself within a checkpoint. What it draws is the next step's."""
+    x = X.clone().requires_grad_(True)
+    module = autopar.compile(Dropping(), autopar.plan(Dropping(), (x,), mesh="1", hardware="cpu-cluster"))
+    found: list[Tensor] = []
+
+    def call(gradient: Tensor) -> None:
+        with torch.enable_grad():
+            found.append(module(x.detach().requires_grad_(True)))
+
+    def hooked(x: Tensor) -> Tensor:
+        made = x * 2
+        if made.requires_grad:
+            made.register_hook(call)
+        return made * made
+
+    torch.manual_seed(0)
+    before = module(x)
+    (hooked(x) if reentrant is None else checkpoint(hooked, x, use_reentrant=reentrant)).sum().backward()
+    assert len(found) == 1 and not torch.equal(whole(found[0]), whole(before)) and module.dropout_step == 2
+
+
+class Computing(torch.autograd.Function):
+    """A checkpoint of one's own."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        ctx.run = run
+        ctx.save_for_backward(x)
+        return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x = ctx.saved_tensors[0].detach().requires_grad_(True)
+        with torch.enable_grad():
+            ctx.run(x).backward(gradient)
+        return None, x.grad
+
+
+def test_a_checkpoint_of_ones_own_that_would_draw_others_is_refused(one_rank: None) -> None:
+    x = X.clone().requires_grad_(True)
+    module = autopar.compile(Dropping(), autopar.plan(Dropping(), (x,), mesh="1", hardware="cpu-cluster"))
+    with pytest.raises(UsageError, match="computed again within backward"):
+        (Computing.apply(module, x) + Computing.apply(module, x)).sum().backward()
+
+
+class Training(Dropping):
+    """Evaluation draws nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.training else x * self.scale
+
+
+def evaluate(module: ShardedModule, x: Tensor) -> None:
+    module.eval()
+    with torch.no_grad():
+        module(x)
+    module.train()
 
 
 def test_what_draws_nothing_may_be_checkpointed(one_rank: None) -> None:

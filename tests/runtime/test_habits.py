@@ -878,6 +878,19 @@ def test_a_copy_has_the_hooks_and_attributes_of_its_own_as_a_plain_models_has() 
     assert on_ranks(lambda rank: copied_of(compiled()), 2) == [wanted] * 2
 
 
+def test_a_copy_of_a_compiled_call_computes_with_weights_of_its_own() -> None:
+    def run(rank: int) -> tuple[float, float]:
+        module = compiled()
+        module.compile(backend="eager")
+        before, twin = module(X, Y).item(), copy.deepcopy(module)
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.zero_()
+        return twin(X, Y).item(), module(X, Y).item() - before
+
+    assert on_ranks(run, 2) == [(pytest.approx(Y.square().mean().item()), 0.0)] * 2
+
+
 class Router(nn.Module):
     """Leaves a term of the loss for whoever trains it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import autopar
@@ -47,3 +47,24 @@ def test_another_word_is_refused() -> None:
     assert "unknown kind of outputs 'whole'\nhint: use one of placed, full" in refused(
         lambda: autopar.compile(classifier(), plan, outputs="whole")  # type: ignore[arg-type]
     )
+
+
+class Exchanging(nn.Module):
+    """Its outputs bear the names of what it was given and holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.register_buffer("low", torch.zeros(4))
+        self.register_buffer("high", torch.full((4,), 9.0))
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        made = {"x": x * self.scale, "given": x, "mask": mask * 2, "old": mask}
+        return {**made, "high": self.low, "low": self.high, "loss": (x * self.scale).sum()}
+
+
+def test_an_output_may_be_named_as_another_ones_tensor(one_rank: None) -> None:
+    args = torch.randn(3, 4), torch.ones(3, 4)
+    found = autopar.compile(Exchanging(), autopar.plan(Exchanging(), args, mesh="1", hardware="cpu-cluster"))(*args)
+    for name, wanted in Exchanging()(*args).items():
+        torch.testing.assert_close(found[name], wanted)

@@ -95,3 +95,17 @@ def test_what_parts_do_beside_goes_on() -> None:
     for found, words in on_ranks(run, 2):
         torch.testing.assert_close(found, wanted)
         assert words == [32, True, "encode", [name for name, _ in coder().named_modules()]]
+
+
+def test_parts_are_copied_with_the_whole_alone() -> None:
+    def run(rank: int) -> tuple[list[str], bool]:
+        module, said = autopar.compile(coder(), PLAN), []
+        module(X).sum().backward()
+        for part in (module.decoder, module.encoder, module.encoder[1], module.tree):
+            with pytest.raises(UsageError) as caught:
+                copy.deepcopy(part)
+            said.append(str(caught.value))
+        return said, torch.equal(whole(copy.deepcopy(module).decoder.weight), whole(module.decoder.weight))
+
+    for said, equal in on_ranks(run, 2):
+        assert equal and all("is copied by itself" in words and "\nhint: copy the whole and take the part" in words for words in said)
