@@ -67,7 +67,7 @@ class Settings:
     proof_gap: float = 1e-3
     """Gap asked below which a large core is eliminated though the caller is not patient: proofs ask for less.
 
-    With 0 the bound of Llama-3-70B, 32x8, is 1.3 % lower. With 1 DeepSeek's plan on 8x8 takes 4 % longer, as less work is left to the search.
+    With 0 the bound of Llama-3-70B, 32x8, is 1.3 % lower. With 1 DeepSeek's plan on 8x8 takes 4 % longer: less work is left to the search.
     """
     worth_beginning: float = 0.95
     """Share of its entries that the core may keep, at most, for messages to begin anew on what is left of it. They cost 70 passes."""

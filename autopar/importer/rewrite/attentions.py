@@ -81,8 +81,8 @@ def _attention_in_parts(
 ) -> Tensor:
     """Attention whose probabilities are dropped or whose mask is trained: no fused kernel gives these the dialect's meaning.
 
-    A query that sees no key has zeros, and gradients of zero. Its scores are not hidden, so that they are numbers. An added mask as large as
-    the scores is taken as it is: to look for such queries costs as much as the softmax, 15 % of a step of T5-11B.
+    A query that sees no key has zeros, and gradients of zero. Its scores are not hidden, so that they are numbers.
+    An added mask as large as the scores is taken as it is: looking for such queries costs 15 % of a step of T5-11B.
     """
     k, v = _repeated(k, q.shape[1]), _repeated(v, q.shape[1])
     scores = contract(q, tuple("bhsd"), k, tuple("bhtd"), tuple("bhst")) * scale
