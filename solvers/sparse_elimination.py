@@ -10,8 +10,8 @@ The method is bucket elimination (Dechter, 1999) with the pruning of branch and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -26,6 +26,9 @@ from .message_search import MessageSearch
 from .pairwise import Pairs
 from .settings import SETTINGS
 
+KEY_BITS = 62
+"""Bits of a number that stands for choices of several nodes: it is an int64."""
+
 
 class Table(NamedTuple):
     """Rows of choices of some nodes, and what each costs; other rows are in no answer below the target."""
@@ -35,17 +38,17 @@ class Table(NamedTuple):
     costs: Floats  # [rows]
 
 
-class TooWideError(Exception):
-    """A node has too many neighbours, or the work is spent."""
-
-
-@dataclass(frozen=True)
-class Eliminated:
-    """A node that is eliminated, and its best choice for each row of its neighbours' choices."""
+class Eliminated(NamedTuple):
+    """A node that is eliminated, and its best choice for each row of choices of its neighbours."""
 
     node: int
-    table: Table
-    choices: NDArray[np.int16]
+    neighbours: tuple[int, ...]
+    rows: NDArray[np.int16]  # [neighbours, rows]
+    choices: NDArray[np.int16]  # [rows]
+
+
+class TooWideError(Exception):
+    """A node has too many neighbours, or the work is spent."""
 
 
 def eliminate(incumbent: Incumbent, search: MessageSearch, most_rows: int) -> bool:
@@ -112,8 +115,9 @@ class SparseElimination:
         most_rows: rows of a table. Of larger ones the cheapest are kept, and ``bound`` is at most what an answer with others costs.
     """
 
-    def __init__(self, sizes: Ints, tables: Iterable[Table], room: float, most_rows: int) -> None:
+    def __init__(self, sizes: Ints, tables: Sequence[Table], room: float, most_rows: int) -> None:
         self.sizes, self.room, self.least, self.work = sizes.tolist(), room, 0.0, 0.0
+        self.logs = np.log2(sizes).tolist()
         self.dropped = room
         """What answers with rows that were dropped cost at least."""
         self.tables: list[set[int]] = [set() for _ in self.sizes]
@@ -123,7 +127,8 @@ class SparseElimination:
         for table in tables:
             self._add(table)
         self.pairs = np.empty(most_rows, dtype=np.int64), np.empty(most_rows, dtype=np.int64)
-        self.slots = np.empty(1 << (2 * most_rows - 1).bit_length(), dtype=np.int64)
+        most_keys = max([most_rows, *(len(table.costs) for table in tables)])
+        self.slots = np.empty(1 << (2 * most_keys - 1).bit_length(), dtype=np.int64)
 
     @property
     def bound(self) -> float:
@@ -150,14 +155,15 @@ class SparseElimination:
             if len(joined.costs) == 0:
                 self.least = self.room
                 return None
-            found = self._minimised(node, joined)
             for number in numbers:
                 self._remove(number)
-            done.append(found)
-            least = float(found.table.costs.min())
+            nodes, kept = self._cheapest(node, joined)
+            least = float(joined.costs[kept].min())
             self.least += least
-            kept = found.table.costs - least < self.room - self.least
-            self._add(Table(found.table.nodes, found.table.rows[:, kept], found.table.costs[kept] - least))
+            kept = kept[joined.costs[kept] - least < self.room - self.least]
+            rows = joined.rows[[joined.nodes.index(other) for other in nodes]][:, kept]
+            done.append(Eliminated(node, nodes, rows, joined.rows[joined.nodes.index(node)][kept]))
+            self._add(Table(nodes, rows, joined.costs[kept] - least))
             for other in scope - {node}:
                 weights[other] = self._weight(other)
             if self.work > most:
@@ -165,7 +171,7 @@ class SparseElimination:
         choices = np.zeros(len(self.sizes), dtype=np.int64)
         for one in reversed(done):
             here = np.ones(len(one.choices), dtype=bool)
-            for row, node in zip(one.table.rows, one.table.nodes, strict=True):
+            for row, node in zip(one.rows, one.neighbours, strict=True):
                 here &= row == choices[node]
             choices[one.node] = one.choices[np.flatnonzero(here)[0]]
         return choices
@@ -183,7 +189,7 @@ class SparseElimination:
 
     def _weight(self, node: int) -> float:
         """Combinations of the node and its neighbours, as a logarithm."""
-        return float(sum(np.log2(self.sizes[other]) for other in self._scope(node)))
+        return math.fsum(self.logs[other] for other in self._scope(node))
 
     def _scope(self, node: int) -> set[int]:
         """The node and its neighbours."""
@@ -231,18 +237,15 @@ class SparseElimination:
 
     def _keys(self, table: Table, nodes: Sequence[int]) -> Ints:
         """A number for each row that is the same where the choices of ``nodes`` are."""
-        if sum(np.log2(self.sizes[node]) for node in nodes) >= 62:
+        if math.fsum(self.logs[node] for node in nodes) >= KEY_BITS:
             raise TooWideError
         places = [table.nodes.index(node) for node in nodes]
         zero = np.zeros(len(table.costs), dtype=np.int64)
         return reduce(lambda key, place: key * self.sizes[table.nodes[place]] + table.rows[place], places, zero)
 
-    def _minimised(self, node: int, joined: Table) -> Eliminated:
-        """The least of the joined table's rows over the choices of the node."""
-        rest = [place for place, other in enumerate(joined.nodes) if other != node]
-        nodes = tuple(joined.nodes[place] for place in rest)
+    def _cheapest(self, node: int, joined: Table) -> tuple[tuple[int, ...], Ints]:
+        """The other nodes of a table, and the number of the cheapest row for each combination of their choices."""
+        nodes = tuple(other for other in joined.nodes if other != node)
         kept = np.empty(len(joined.costs), dtype=np.int64)
-        slots = self.slots[: 1 << int(2 * len(kept) - 1).bit_length()]
-        kept = kept[: least_rows(self._keys(joined, nodes), joined.costs, slots, kept)]
-        table = Table(nodes, joined.rows[rest][:, kept], joined.costs[kept])
-        return Eliminated(node, table, joined.rows[joined.nodes.index(node)][kept])
+        slots = self.slots[: 1 << (2 * len(kept) - 1).bit_length()]
+        return nodes, kept[: least_rows(self._keys(joined, nodes), joined.costs, slots, kept)]
