@@ -7,6 +7,7 @@ The road of ``solve(problem)``:
     solving, auto                ``solve``; the method ``auto``, which joins those below
     settings                     every number that steers them, with its unit and reason
     reduction                    the exact steps that leave a smaller core (presolve_state, memory, kernels)
+    exact_elimination            small width: one sweep is the proof
     sparse_elimination           without memory: all nodes eliminated, in tables of the rows that a better answer may use
     array_program                with memory, small core: LP, then integer program, in HiGHS (integer_program: the same through PuLP)
     linear_program               small linear programs of callers, straight into HiGHS

@@ -1,4 +1,4 @@
-"""``auto``: messages, and exact elimination of what they leave. With a memory limit: an integer program, at once where the core is small.
+"""``auto``: one exact sweep where tables fit. Else messages, and sparse elimination of what they leave; with a limit, integer programs.
 
 A small core with a limit is one LP away. A large one is searched until its bound stalls or rules out so much that the rest is small; then
 the rest is solved exactly, which proves the answer or improves it.
@@ -12,6 +12,7 @@ import numpy as np
 
 from .array_program import solve_core
 from .arrays import Floats
+from .exact_elimination import solve_by_elimination
 from .incumbent import Incumbent
 from .message_search import MessageSearch
 from .reduced_cost_fixing import shrink
@@ -24,6 +25,8 @@ def solve_auto(incumbent: Incumbent) -> None:
     """Reduce, then choose the road by size."""
     core = reduce(incumbent.problem)
     incumbent.spend(core.work)
+    if "elimination" not in SETTINGS.skip and solve_by_elimination(incumbent, core) and incumbent.done:
+        return
     if core.infeasible or core.num_nodes == 0 or (core.num_entries <= SETTINGS.direct_entries and len(core.items.capacity)):
         solve_core(incumbent, core)
     elif len(core.items.capacity):
