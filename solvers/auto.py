@@ -53,8 +53,10 @@ def solve_without_memory(incumbent: Incumbent, core: Core) -> None:
                 search.run(1)
         worth = incumbent.patient or incumbent.gap < SETTINGS.proof_gap or search.core.num_entries <= SETTINGS.exact_entries
         if attempts < len(SETTINGS.sparse_rows) and worth and "elimination" not in SETTINGS.skip:
+            gap = incumbent.current_gap
             ends = eliminate(incumbent, search, SETTINGS.sparse_rows[attempts])
-            attempts = attempts + 1 if ends else len(SETTINGS.sparse_rows)
+            gains = attempts == 0 or incumbent.current_gap <= (1 - SETTINGS.least_gain) * gap  # the first has few rows
+            attempts = attempts + 1 if ends and gains else len(SETTINGS.sparse_rows)
         elif not incumbent.patient:
             return
 
