@@ -61,7 +61,7 @@ class Settings:
 
     # Sparse elimination, for cores without memory.
     sparse_rows: tuple[int, ...] = (4_000, 60_000, 1_000_000, 4_000_000)
-    """Rows that a table may have, from one attempt to the next. The last take 0.7 GB, and prove eight layers of ``zoo:llama3`` on 2x4."""
+    """Rows that a table may have, from one attempt to the next. The last take 0.7 GB: eight layers of ``zoo:llama3`` on 2x4 need them."""
     spare_cut: float = 0.9
     """Factor of the room for rows where they are too many. With 0.8 the bound of those eight layers is 0.14 % lower."""
     least_spare: float = 0.01
