@@ -67,7 +67,7 @@ def change(held: list[Held], attributes: Container[str], result: Any, computed: 
     """Changes the buffers that the forward replaced, and puts them back.
 
     Args:
-        attributes: paths of plain tensor attributes, of which a replacement is of this call.
+        attributes: paths of plain tensor attributes. A replacement of one belongs to this call.
         result: of the forward.
         computed: see ``Held.check``.
 

@@ -134,7 +134,7 @@ def _check(programs: Programs, paths: Sequence[str], module: nn.Module, *_: Any)
             buffer = module._buffers.get(last) if path in paths else None
             now = None if buffer is None else values_of(buffer)
             if now is not None and not torch.equal(now.cpu(), value):
-                what = f"the buffer {name} becomes another one, of which forward reads sizes or numbers"
+                what = f"the buffer {name} becomes another one, and forward reads its sizes or numbers"
                 hint = "load it into the model before that is planned and compiled"
                 raise UsageError(f"{what}: they are constants of the program", hint)
 

@@ -233,7 +233,7 @@ class Race:
 
 
 def take_memory(size: int, device: torch.device) -> None:
-    """Takes so many bytes of a GPU, and gives them up. Raises OutOfMemoryError: it has fewer."""
+    """Allocates ``size`` bytes on a GPU, and frees them. Raises OutOfMemoryError: the GPU has fewer."""
     if device.type == "cuda":
         torch.empty(size, dtype=torch.uint8, device=device)
 

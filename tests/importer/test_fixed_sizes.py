@@ -263,7 +263,7 @@ def test_a_state_dict_with_another_constant_is_refused(part: str) -> None:
         loaded, state = module.get_submodule(part), chain().get_submodule(part).state_dict()
         loaded.load_state_dict(state)
         state["layers.3.stride".removeprefix(part).removeprefix(".")] = torch.tensor(4)
-        with pytest.raises(UsageError, match=r"the buffer layers\.3\.stride becomes another one, of which forward reads"):
+        with pytest.raises(UsageError, match=r"the buffer layers\.3\.stride becomes another one, and forward reads"):
             loaded.load_state_dict(state)
 
     run_ranks(rank_main, 2)

@@ -168,7 +168,7 @@ def test_merged_rows_that_something_else_reads_stay_there():
 
 
 class Written(nn.Module):
-    """Two layers around a form, parts of which are written in place before its end."""
+    """A form between two layers. Some of its parts are written in place before its end."""
 
     def __init__(self, form) -> None:
         super().__init__()

@@ -284,7 +284,7 @@ def test_a_state_dict_with_another_constant_is_refused_on_all_stages() -> None:
             module.load_state_dict({**state, "times": torch.tensor(7)})
         return str(caught.value)
 
-    assert all("the buffer times becomes another one, of which forward reads" in words for words in on_ranks(run, 2))
+    assert all("the buffer times becomes another one, and forward reads" in words for words in on_ranks(run, 2))
 
 
 def test_weights_on_meta_are_drawn_as_without_a_pipeline() -> None:
