@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 from autopar.pipeline.cutting import Boundary, Stages
 from autopar.pipeline.timetable import Action, Part, read_order, stages_split
@@ -77,6 +78,43 @@ class StageCosts:
     def peak_with(self, in_flight: int) -> int:
         """Peak bytes with ``in_flight`` microbatches: one is inside an action, the others are between parts."""
         return self.peak + (max(in_flight, 1) - 1) * self.most_held
+
+    def scaled(self, share: float) -> StageCosts:
+        """All figures times a share."""
+        return StageCosts(*(type(figure)(share * figure) for figure in astuple(self)))
+
+
+class StageNeeds(NamedTuple):
+    """Seconds of a step that a stage needs.
+
+    Args:
+        before: until its first microbatch arrives.
+        after: from the end of its last backward until the first stage has ended.
+        least: no step is shorter.
+    """
+
+    before: float
+    after: float
+    least: float
+
+
+def find_stage_needs(costs: Sequence[StageCosts], microbatches: int, transfer: float, positions: int) -> list[StageNeeds]:
+    """What each stage needs of a step, in any order. Gradients of weights that are apart may all stand behind its last backward.
+
+    Later stages of the same rank begin behind it, and end before it.
+
+    Args:
+        transfer: seconds of what crosses.
+        positions: ranks along the axis of stages.
+    """
+    found, before, after = list[StageNeeds](), 0.0, 0.0
+    for stage, cost in enumerate(costs):
+        mine = costs[stage::positions]
+        work, apart = microbatches * sum(one.busy for one in mine), microbatches * sum(one.weights for one in mine)
+        found.append(StageNeeds(before, after, before + max(work, work - apart + after)))
+        before += cost.forward + transfer
+        after += cost.backward + transfer
+    return found
 
 
 def measure_stage(schedule: Schedule, optimizer: str, *, split: bool = False) -> StageCosts:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from typing import NamedTuple
 
 from autopar.compare import explain
 from autopar.errors import UsageError
 from autopar.graph import layer_of
-from autopar.pipeline.clock import PipelineTimes, StageCosts, recorded_costs, recorded_stages, time_pipeline
+from autopar.pipeline.clock import PipelineTimes, StageCosts, find_stage_needs, recorded_costs, recorded_stages, time_pipeline
 from autopar.pipeline.order_search import choose_order
 from autopar.pipeline_plan import PipelinePlan
 
@@ -29,20 +28,6 @@ class Moved:
     source: int
     target: int
     seconds: float | None
-
-
-class StageNeeds(NamedTuple):
-    """Seconds of a step that a stage needs.
-
-    Args:
-        before: until its first microbatch arrives.
-        after: from the end of its last backward until the first stage has ended.
-        least: no step is shorter.
-    """
-
-    before: float
-    after: float
-    least: float
 
 
 def explain_pipeline(plan: PipelinePlan, name: str) -> tuple[str, ...]:
@@ -82,7 +67,7 @@ def move_layers(plan: PipelinePlan) -> tuple[Moved, ...]:
     for stage in range(len(costs) - 1):
         for source, target in ((stage + 1, stage), (stage, stage + 1)):
             if inner is not None and counts[source] > 1:
-                layer, changed = _scaled(costs[inner], 1 / counts[inner]), list(costs)
+                layer, changed = costs[inner].scaled(1 / counts[inner]), list(costs)
                 changed[source], changed[target] = _added(costs[source], layer, -1), _added(costs[target], layer, 1)
                 times = _time(plan, changed)
                 found.append(Moved(source, target, None if times is None else times.step))
@@ -106,29 +91,6 @@ def _explain_cut(plan: PipelinePlan) -> Iterator[str]:
             yield f"{where}: does not fit in memory"
         else:
             yield f"{where}: about {_ms(moved.seconds)} ({100 * (moved.seconds / step - 1):+.1f} %)"
-
-
-def find_stage_needs(costs: Sequence[StageCosts], microbatches: int, transfer: float, positions: int) -> list[StageNeeds]:
-    """What each stage needs of a step, in any order. Gradients of weights that are apart may all stand behind its last backward.
-
-    Later stages of the same rank begin behind it, and end before it.
-
-    Args:
-        transfer: seconds of what crosses.
-        positions: ranks along the axis of stages.
-    """
-    found, before, after = list[StageNeeds](), 0.0, 0.0
-    for stage, cost in enumerate(costs):
-        mine = costs[stage::positions]
-        work, apart = microbatches * sum(one.busy for one in mine), microbatches * sum(one.weights for one in mine)
-        found.append(StageNeeds(before, after, before + max(work, work - apart + after)))
-        before += cost.forward + transfer
-        after += cost.backward + transfer
-    return found
-
-
-def _scaled(cost: StageCosts, share: float) -> StageCosts:
-    return StageCosts(*(type(figure)(share * figure) for figure in astuple(cost)))
 
 
 def _added(cost: StageCosts, layer: StageCosts, times: int) -> StageCosts:

@@ -15,6 +15,7 @@ from autopar import zoo
 from autopar.errors import InfeasibleError, TimeLimitError, UsageError
 from autopar.graph import GraphOutput
 from autopar.pipeline import planning, solving, stage_searches
+from autopar.pipeline.next_cut import StageEstimates
 from autopar.pipeline.planning import DraftedPipeline, draft_pipeline
 from autopar.pipeline.request import PipelineRequest
 from autopar.pipeline.stage_searches import StageSearches
@@ -147,9 +148,9 @@ def test_after_ctrl_c_the_draft_is_given(where: str, monkeypatch: pytest.MonkeyP
 
 
 def test_an_interrupted_draft_is_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first cut was planned: the second and third solves are for its orders, the fourth for another cut."""
+    """Its first cut was planned: the second and third solves are for its orders, the fourth for those of another cut."""
     began = interrupt(monkeypatch, "solve", 4)
-    monkeypatch.setattr(planning, "AS_EXPECTED", -1.0)
+    monkeypatch.setattr(StageEstimates, "improve_cut", lambda _, cut, tried: ("layers.1",) if cut != ("layers.1",) else ("layers.2",))
     drafted = draft_pipeline(capture("llama", 4)[2], request(), math.inf)
     assert drafted is not None and drafted.interrupted
     found, count = drafted.finish(), len(began)

@@ -21,6 +21,7 @@ from autopar.errors import InfeasibleError, MismatchError, UsageError
 from autopar.pipeline import Action, Boundary, Stages, planning
 from autopar.pipeline.clock import (
     StageCosts,
+    find_stage_needs,
     measure_stage,
     recorded_costs,
     recorded_order,
@@ -28,7 +29,7 @@ from autopar.pipeline.clock import (
     rest_bytes,
     time_pipeline,
 )
-from autopar.pipeline.explanation import explain_pipeline, find_stage_needs
+from autopar.pipeline.explanation import explain_pipeline
 from autopar.pipeline.order_search import choose_order
 from autopar.pipeline.orders import interleave
 from autopar.pipeline.planning import plan_pipeline

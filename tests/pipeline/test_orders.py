@@ -16,8 +16,7 @@ import autopar
 from autopar.check.pipelines import check_pipeline
 from autopar.errors import MismatchError, UsageError
 from autopar.pipeline import Boundary, Stages, cut_graph, planning
-from autopar.pipeline.clock import StageCosts, time_pipeline
-from autopar.pipeline.explanation import find_stage_needs
+from autopar.pipeline.clock import StageCosts, find_stage_needs, time_pipeline
 from autopar.pipeline.order_search import choose_order
 from autopar.pipeline.orders import ORDERS, parse_order, write_lines
 from autopar.pipeline.planning import plan_pipeline
