@@ -18,7 +18,6 @@ from autopar.schedule.limit_search import improve_plan
 from autopar.schedule.passes import ENDING, run_passes
 from autopar.schedule.storages import held_between_halves
 from autopar.search import Progress, SearchResult, Shared, find_plan
-from autopar.search.choices.reshard_tables import ReshardPricing
 from autopar.sharding import ShardingSpec
 
 WORTH_SEARCHING = 0.04
@@ -79,7 +78,6 @@ class StageSearches:
     drafts: bool = False
     skip: Set[str] = frozenset()
     _structures: dict[str, _Structure] = field(default_factory=dict)
-    _resharding: list[ReshardPricing] = field(default_factory=list)
 
     def plan(self, graph: Graph, pins: Mapping[str, str], in_flight: int, room: int) -> SearchResult:
         """The fastest plan found of a stage that fits with its microbatches in flight; where none does, with fewer of them.
@@ -95,7 +93,7 @@ class StageSearches:
         """
         key = structure_of(graph, pins)
         if key not in self._structures:
-            self._structures[key] = _Structure(graph, pins, {1: Shared(resharding=self._resharding)})
+            self._structures[key] = _Structure(graph, pins, {1: Shared()})
         known = self._structures[key]
         self._search(known, 1, room)
         count = self._most_in_flight(known, in_flight, room)

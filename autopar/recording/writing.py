@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -165,6 +166,7 @@ def write(
     )
 
 
+@cache
 def torch_version() -> str:
     """The installed torch's version without its build (``2.13.0`` for ``2.13.0+cpu``): a plan made on a CPU runs on GPUs."""
     return metadata.version("torch").partition("+")[0]

@@ -66,11 +66,11 @@ def screen_baselines(
     folding = fold_layers(graph) if machine.overlaps else None
     plans = dict[str, Assignment]()
     if folding is not None and (kept := folding.pins(resolved)) is not None:
-        folded = partial(Space, folding.graph, machine, steps, kept, resharding=shared.resharding)
+        folded = partial(Space, folding.graph, machine, steps, kept)
         found = find_baselines(shared.space("folded", folded), SCREENED)
         plans = {name: plan for name, plan in found.items() if folding.unfolds(plan)}
     if not plans:
-        folding, space = None, shared.space("whole", lambda: Space(graph, machine, steps, resolved, resharding=shared.resharding))
+        folding, space = None, shared.space("whole", lambda: Space(graph, machine, steps, resolved))
         plans = find_baselines(space, SCREENED)
     screening = _Screening(graph, machine, steps, limit, folding)
     return screening.run(plans, may_recompute=recompute and machine.overlaps and graph.mode == "train")

@@ -25,6 +25,9 @@ UNUSED = -1
 """Code of an axis that a spec does not use. ``UNUSED - 1 - r`` is the code of an axis over which a value is partial by reduction ``r``."""
 SUM = UNUSED - 1 - REDUCTIONS.index("sum")
 
+KEPT_MACHINES, KEPT_PAIRS = 4, 1 << 16
+"""Machines whose prices are kept for later searches, and the most pairs of each at which they are: a pair takes some 250 bytes."""
+
 Codes = np.ndarray
 """Code of each axis in each spec (or pair): dim times the number of axes plus the position there, or as ``UNUSED`` says."""
 
@@ -79,6 +82,11 @@ class ReshardPricing:
         rows = np.array([known.row[code] for code in codes], dtype=np.int64)
         found: np.ndarray = known.prices[rows[inverse]].reshape(len(sources), len(targets), -1)
         return found
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs whose prices are known."""
+        return sum(len(known.row) for known in self._known.values())
 
     def _renamed(self, one: Codes, other: Codes, rank: int) -> Codes:
         """Pairs with interchangeable axes renamed in the order of their use; shape [sources, targets, 2, axes]."""
@@ -196,6 +204,20 @@ class ReshardPricing:
                 copied * self.machine.copy_seconds(LARGE_BYTES, dtype) / LARGE_BYTES,
             )
         return self._copies[key]
+
+
+def known_pricing(machine: Machine, links: tuple[str, ...]) -> ReshardPricing:
+    """The prices on a machine, with those that earlier searches of this process asked for, whatever their graphs were."""
+    found = _pricing(machine, links)
+    if found.pairs > KEPT_PAIRS:
+        _pricing.cache_clear()
+        found = _pricing(machine, links)
+    return found
+
+
+@lru_cache(maxsize=KEPT_MACHINES)
+def _pricing(machine: Machine, links: tuple[str, ...]) -> ReshardPricing:
+    return ReshardPricing(machine, links)
 
 
 def axis_codes(specs: Sequence[ShardingSpec], axes: int) -> Codes:

@@ -21,7 +21,7 @@ from autopar.reshard.cuts import prime_cut
 from autopar.rules import DENSE, Repeated, find_expanded, find_rule, stored_elements, strategies
 from autopar.schedule import OUTPUT, Assignment
 from autopar.search.choices.pins import Pins
-from autopar.search.choices.reshard_tables import ReshardPricing, axis_codes, split_codes
+from autopar.search.choices.reshard_tables import ReshardPricing, axis_codes, known_pricing, split_codes
 from autopar.search.choices.uneven import UnevenSplits, find_uneven_splits, op_signature
 from autopar.search.settings import RESHARD_WORK, STRATEGY_WORK
 from autopar.sharding import ALL_ORDERS, Orders, ShardingSpec, Strategy, innermost_first, lies_so, splits
@@ -114,7 +114,6 @@ class Space:
         only_strategies, only_inputs: the strategies of each operator and the specs of each graph input, by name, if the search is
             restricted to these.
         budget: for enumeration and pricing; ``BudgetExhausted`` is raised when it is used up. None: no limit.
-        resharding: the one ``ReshardPricing`` of the machine, once there is one. Spaces of other graphs may share it.
     """
 
     graph: Graph
@@ -125,7 +124,6 @@ class Space:
     only_strategies: Mapping[str, tuple[Strategy, ...]] | None = None
     only_inputs: Mapping[str, tuple[ShardingSpec, ...]] | None = None
     budget: Budget | None = None
-    resharding: list[ReshardPricing] = field(default_factory=list)
     _ops: dict[object, OpChoices] = field(default_factory=dict)
     _restricted_ops: dict[object, OpChoices] = field(default_factory=dict)
     _ops_by_name: dict[str, OpChoices] = field(default_factory=dict)
@@ -414,11 +412,9 @@ class Space:
         """Seconds of the copies without launches, which a bucket pays once: what copies add to the compute stream at least."""
         return self._reshard_tables(tensor, sources, targets, repeated)[-1]
 
-    @property
+    @cached_property
     def _resharding(self) -> ReshardPricing:
-        if not self.resharding:
-            self.resharding.append(ReshardPricing(self.machine, self.links))
-        return self.resharding[0]
+        return known_pricing(self.machine, self.links)
 
     @cached_property
     def links(self) -> tuple[str, ...]:

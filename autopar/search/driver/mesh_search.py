@@ -99,8 +99,7 @@ class MeshSearch:
         return self._attempt(lambda: search_part(part, whole, None, self.pins, inside, self.clock, self.known, written, (), None))
 
     def _space(self, kind: str, graph: Graph, pins: Pins) -> Space:
-        made = self.shared
-        return made.space(kind, lambda: Space(graph, self.machine, self.asked.optimizer, pins, resharding=made.resharding))
+        return self.shared.space(kind, lambda: Space(graph, self.machine, self.asked.optimizer, pins))
 
     def _inside(self, place: str, share: float, **changes: Any) -> SearchRequest:
         """The request of a search without a bound, for a share of the work left."""

@@ -9,7 +9,6 @@ from functools import cached_property
 
 from autopar.schedule import Assignment, Memory, Schedule
 from autopar.schedule.scheduled_plan import ScheduledPlan
-from autopar.search.choices.reshard_tables import ReshardPricing
 from autopar.search.choices.space import Space
 from autopar.search.driver.candidates import Candidate
 from autopar.search.ilp.model import Model
@@ -97,22 +96,20 @@ class Shared:
     Args:
         spaces, models: enumerated and priced, by kind.
         known: the plans found.
-        resharding: see ``Space``. Searches of other graphs on the machine may share it.
     """
 
     spaces: dict[str, Space] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
     known: list[ScheduledPlan] = field(default_factory=list)
-    resharding: list[ReshardPricing] = field(default_factory=list)
 
     @cached_property
     def without_pins(self) -> Shared:
         """What the searches without the user's pins share."""
-        return Shared(resharding=self.resharding)
+        return Shared()
 
     def with_in_flight(self, count: int) -> Shared:
         """What searches of the same graph with ``count`` microbatches in flight may take over: all but models and plans."""
-        found = Shared(resharding=self.resharding)
+        found = Shared()
         for kind, space in self.spaces.items():
             made = replace(space.graph.accumulation, in_flight=count)
             found.spaces[kind] = replace(space, graph=space.graph.accumulated(made))
