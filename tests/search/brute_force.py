@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import nsmallest
 from itertools import combinations
@@ -91,8 +91,7 @@ def schedule_seconds(schedule: Schedule) -> float:
 # one phase --------------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Copying:
+class Copying(NamedTuple):
     """What a collective copies: bytes of its source and its target on a rank as they travel, and whether it must even when it is alone;
     ``filled``: with unequal parts among them all are copied. ``reduces``: it is an all-reduce, which packs unless it is in place."""
 
@@ -106,8 +105,7 @@ class Copying:
     reduces: bool = False
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """An operator, a collective or a local step, of one phase.
 
     Args:
@@ -400,6 +398,7 @@ class Timing:
     machine: Machine
     _steps: dict[object, tuple[Task, ...]] = field(default_factory=dict)
     _best: dict[Tasks, tuple[float, float]] = field(default_factory=dict)
+    _waited: dict[tuple[Way, Made, bool], Tasks] = field(default_factory=dict)
 
     @cached_property
     def _deferrable(self) -> frozenset[str]:
@@ -444,7 +443,20 @@ class Timing:
         alone = own and self._readers(way, source) == 1
         for number, task in enumerate(self.steps(way.tensor, before, after)):
             in_place = task.kind == "call" and task.copying.reduces and (alone or number > 0)
-            yield replace(task, copying=replace(task.copying, packs=False)) if in_place else task
+            yield task._replace(copying=task.copying._replace(packs=False)) if in_place else task
+
+    def _waited_for(self, way: Way, item: Made, alone: bool) -> Tasks:
+        """The steps of one of a way's reshards, but for what is late; remembered.
+
+        Args:
+            alone: whether its source may be memory of its own.
+        """
+        key = way, item, alone
+        if key not in self._waited:
+            value, source, _, _, phase = item
+            own = alone and self._own(way, source, phase)
+            self._waited[key] = () if self._late(way, value) else tuple(self.reshard(way, item, own))
+        return self._waited[key]
 
     def _readers(self, way: Way, value: str) -> int:
         """How many reshards, operators and outputs read a value."""
@@ -496,10 +508,10 @@ class Timing:
                 source = item[1]
                 make(source)
                 last, producer = number.get(source), self.graph.producer.get(source)
-                own = self._own(way, source, phase) and (producer is None or not strategies[producer.name].inner)
-                for task in self.reshard(way, item, own) if not self._late(way, value) else ():
+                alone = producer is None or not strategies[producer.name].inner
+                for task in self._waited_for(way, item, alone):
                     if task.kind == "call" or (last is not None and found[last].kind == "call"):
-                        found.append(replace(task, reads=() if last is None else (last,)))
+                        found.append(task._replace(reads=() if last is None else (last,)))
                         last = len(found) - 1
                 if last is not None:
                     number[value] = last
@@ -511,7 +523,7 @@ class Timing:
                     make(value)
                 before = tuple(sorted({number[value] for value in values if value in number}))
                 task = self.operator(op.name, strategies[op.name])
-                found.append(replace(task, reads=before))
+                found.append(task._replace(reads=before))
                 number.update(dict.fromkeys(op.outputs, len(found) - 1))
         for value in sorted(made):
             make(value)
@@ -528,7 +540,7 @@ class Timing:
                 source = made[value][1]
                 make(source)
                 last = number.get(source)
-                for task in self.reshard(way, made[value], self._own(way, source, phase)) if not self._late(way, value) else ():
+                for task in self._waited_for(way, made[value], True):
                     if task.kind == "call" or last is not None:
                         found.append((task, last))
                         last = len(found) - 1
@@ -590,6 +602,8 @@ class BruteForce:
         self.timing = Timing(self.graph, self.machine)
         self.links = model.space.links
         self.plans = 0
+        self.nodes_of = {tensor: self._nodes_of(site) for tensor, site in model.sites.items()}
+        self.ops = [(op, model.node_number["op", op.name], model.space.op_choices(op).strategies) for op in self.graph.ops]
         sites_of = defaultdict(set)
         for tensor, site in model.sites.items():
             for node in self._nodes_of(site):
@@ -610,7 +624,8 @@ class BruteForce:
         self._choices: dict[object, tuple[Choice, ...]] = {}
         self._known: dict[Way, Choice] = {}
         self._parts: dict[object, int] = {}
-        self._tasks: dict[object, tuple[Tasks, float]] = {}
+        self._near: dict[str, list[list[tuple[int, int, list[list[bool]]]]]] = {}
+        self._tasks: dict[object, dict[tuple[int, ...], tuple[Tasks, float]]] = {}
 
     def _nodes_of(self, site: Site) -> list[int]:
         nodes = [site.producer, site.forward, site.saved, site.backward, *(reader.node for reader in site.readers)]
@@ -712,7 +727,7 @@ class BruteForce:
 
     def ways(self, site: Site) -> tuple[Choice, ...]:
         """All ways of one tensor, for the choices of the operators beside it."""
-        outer = [node for node in self._nodes_of(site) if node in self.choice]
+        outer = [node for node in self.nodes_of[site.tensor] if node in self.choice]
         key = site.tensor, tuple(self.choice[node] for node in outer)
         if key not in self._choices:
             found = {choice.parts: choice for choice in self._all_ways(site)}
@@ -729,29 +744,35 @@ class BruteForce:
         return self._choices[key]
 
     def _all_ways(self, site: Site) -> Iterator[Choice]:
-        model, inner = self.model, self.inner[site.tensor]
-        mine = set(self._nodes_of(site))
-        edges = [edge for edge in model.edges if {edge.source, edge.target} <= mine]
-        choices = np.zeros(len(model.nodes), dtype=int)
-        known = set()
+        inner, near = self.inner[site.tensor], self._edges_within(site)
+        choices = np.zeros(len(self.model.nodes), dtype=int)
         for node, choice in self.choice.items():
             choices[node] = choice
-            known.add(node)
 
         def fill(place: int) -> Iterator[Choice]:
             if place == len(inner):
                 yield self._choice(site, choices)
                 return
             node = inner[place]
-            known.add(node)
-            for choice in range(len(model.nodes[node].seconds)):
+            for choice in range(len(self.model.nodes[node].seconds)):
                 choices[node] = choice
-                near = [e for e in edges if node in (e.source, e.target) and e.source in known and e.target in known]
-                if all(np.isfinite(e.seconds[choices[e.source], choices[e.target]]) for e in near):
+                if all(finite[choices[source]][choices[target]] for source, target, finite in near[place]):
                     yield from fill(place + 1)
-            known.discard(node)
 
         yield from fill(0)
+
+    def _edges_within(self, site: Site) -> list[list[tuple[int, int, list[list[bool]]]]]:
+        """By the place of a tensor's inner nodes: the edges to those before it and to the operators beside the tensor, and where each is
+        finite."""
+        if site.tensor not in self._near:
+            inner, mine, found = self.inner[site.tensor], set(self.nodes_of[site.tensor]), []
+            edges = [edge for edge in self.model.edges if {edge.source, edge.target} <= mine]
+            for place, node in enumerate(inner):
+                later = set(inner[place + 1 :])
+                near = [edge for edge in edges if node in (edge.source, edge.target) and not later & {edge.source, edge.target}]
+                found.append([(edge.source, edge.target, np.isfinite(edge.seconds).tolist()) for edge in near])
+            self._near[site.tensor] = found
+        return self._near[site.tensor]
 
     def _choice(self, site: Site, choices: np.ndarray) -> Choice:
         layouts: list[Layout] = []
@@ -774,31 +795,32 @@ class BruteForce:
 
     def _leaf(self, spent: tuple[float, float, float], chosen: list[tuple[Choice, ...]]) -> None:
         """All ways of all tensors beside each other, for the operators chosen."""
-        ops = self.graph.ops
-        picked = {phase: tuple(self.choice[self.model.node_number["op", op.name]] for op in ops if op.phase == phase) for phase in PHASES}
-        strategies = {op.name: self.model.space.op_choices(op).strategies[self.choice[self.model.node_number["op", op.name]]] for op in ops}
+        picked = {phase: tuple([self.choice[node] for op, node, _ in self.ops if op.phase == phase]) for phase in PHASES}
+        strategies = {op.name: given[self.choice[node]] for op, node, given in self.ops}
+
+        known = [self._tasks.setdefault((phase, picked[phase]), {}) for phase in PHASES]
 
         def tasks(place: int, ways: Sequence[Choice]) -> tuple[Tasks, float]:
-            phase = PHASES[place]
-            key = phase, picked[phase], tuple(choice.parts[place] for choice in ways)
-            if key not in self._tasks:
-                found = self.timing.tasks(phase, strategies, [choice.way for choice in ways])
-                self._tasks[key] = found, at_least(found)
-            return self._tasks[key]
+            key = tuple([choice.parts[place] for choice in ways])
+            if key not in known[place]:
+                found = self.timing.tasks(PHASES[place], strategies, [choice.way for choice in ways])
+                known[place][key] = found, at_least(found)
+            return known[place][key]
 
         count = len(self.links)
+        several, only = [ways for ways in chosen if len(ways) > 1], [ways[0] for ways in chosen if len(ways) == 1]
         rest = [(0.0,) * (2 * count)]
-        for ways in reversed(chosen):
+        for ways in reversed(several):
             rest.insert(0, tuple(later + min(way.loads[place] for way in ways) for place, later in enumerate(rest[0])))
 
-        def look(picked_ways: tuple[Choice, ...], loads: tuple[float, ...]) -> None:
+        def look(place: int, picked_ways: tuple[Choice, ...], loads: tuple[float, ...]) -> None:
             room = self.best * (1 - EQUAL) - spent[2]
-            held = [a + b for a, b in zip(loads, rest[len(picked_ways)], strict=True)]
-            if sum(max(spent[place], *held[place * count : (place + 1) * count]) for place in (0, 1)) >= room:
+            held = [*map(add, loads, rest[place])]
+            if max(spent[0], *held[:count]) + max(spent[1], *held[count:]) >= room:
                 return
-            if len(picked_ways) < len(chosen):
-                for way in chosen[len(picked_ways)]:
-                    look((*picked_ways, way), tuple(a + b for a, b in zip(loads, way.loads, strict=True)))
+            if place < len(several):
+                for way in several[place]:
+                    look(place + 1, (*picked_ways, way), tuple(map(add, loads, way.loads)))
                 return
             self.plans += 1
             early, least_early = tasks(0, picked_ways)
@@ -808,7 +830,7 @@ class BruteForce:
                 if forward + least_late < room:
                     self.best = min(self.best, spent[2] + forward + self.timing.shortest(late, room - forward))
 
-        look((), (0.0,) * (2 * count))
+        look(0, tuple(only), tuple(sum(way.loads[place] for way in only) for place in range(2 * count)))
 
 
 def assignment_of(schedule: Schedule) -> Assignment:
