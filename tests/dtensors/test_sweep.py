@@ -182,8 +182,9 @@ def test_all_functions_of_split_tensors_are_those_of_whole_ones() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("flattens", [False, True])
 def test_functions_of_tensors_split_over_two_axes_are_those_of_whole_ones(flattens: bool) -> None:
-    """On a mesh with a flattened submesh other functions than on one without."""
-    check(4, sorted(FUNCTIONS)[flattens if EVERY > 1 else 0 :: EVERY], flattens=flattens)
+    """On a mesh with a flattened submesh other functions than on one without, and there beside the daily ones too."""
+    names = sorted(FUNCTIONS)[flattens if EVERY > 1 else 0 :: EVERY]
+    check(4, [name for name in names if flattens or name not in DAILY], flattens=flattens)
 
 
 OTHERWISE_IN_211 = [
