@@ -18,7 +18,8 @@ from autopar.measurement import Measured, to_toml
 from tests.cli.running import Ran, autopar
 from tests.graphs import two_layer_plan
 
-PLAN = json.loads(two_layer_plan().to_json())
+GOOD_PLAN = two_layer_plan().to_json()
+PLAN = json.loads(GOOD_PLAN)
 WEIGHT = next(iter(PLAN["parameters"]))
 LONG = "a" * 300
 
@@ -199,7 +200,7 @@ def test_paths(name: str, status: int, tmp_path: Path, capsys: pytest.CaptureFix
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to("loop")
-    two_layer_plan().save("good.json")
+    Path("good.json").write_text(GOOD_PLAN)
     before = set(tmp_path.iterdir())
     for words in (["show", name], ["check", name], ["diff", "good.json", name], ["solve", name], ["verify", name, "zoo:mlp"]):
         refused(autopar(capsys, *words), status, tmp_path, before)
@@ -244,6 +245,6 @@ WORDS = [
 @pytest.mark.parametrize("line", WORDS)
 def test_words(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    two_layer_plan().save("good.json")
+    Path("good.json").write_text(GOOD_PLAN)
     text = line.replace("PLAN", "good.json").replace("MLP", "plan zoo:mlp,layers=1 --hardware h100-sxm -o plan.json")
     refused(autopar(capsys, *text.split()), 2, tmp_path, {tmp_path / "good.json"})
