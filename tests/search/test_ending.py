@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -92,6 +93,12 @@ def ended(case: Callable[[], tuple[Graph, Machine]], last: float, end: Callable[
             return None, moments
 
 
+@cache
+def all_moments(case: Callable[[], tuple[Graph, Machine]]) -> int:
+    """How many there are in a search that nobody ends."""
+    return ended(case, math.inf, interrupt)[1].count
+
+
 def interrupt() -> None:
     raise KeyboardInterrupt
 
@@ -101,10 +108,9 @@ def interrupt() -> None:
 @pytest.mark.parametrize("way", ["interrupted", "late"])
 def test_ended_search_gives_the_best_plan_so_far(case: Callable[[], tuple[Graph, Machine]], way: str) -> None:
     """From the first schedule on there is a plan."""
-    _, whole = ended(case, math.inf, interrupt)
-    given = 0
+    whole, given = all_moments(case), 0
     for number in range(1, ENDS + 1):
-        last = whole.count * number // ENDS
+        last = whole * number // ENDS
         with pytest.MonkeyPatch.context() as patch:
             if way == "interrupted":
                 found, moments = ended(case, last, interrupt)
