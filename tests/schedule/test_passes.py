@@ -212,7 +212,7 @@ def test_fill_pulls_an_operator_forward_while_another_waits_for_a_gather(aside: 
 def test_what_reads_a_part_of_a_prepared_weight_is_not_pulled_before_that_is_made() -> None:
     """The weight is gathered first, and forward begins with what is made of it."""
     whole, rows, columns = ShardingSpec.parse("R R"), ShardingSpec.parse("S0 R"), ShardingSpec.parse("R S0")
-    shapes = {name: (64, 64) for name in ("x", "w", "prepared", "product")}
+    shapes = dict.fromkeys(("x", "w", "prepared", "product"), (64, 64))
     graph = Graph(
         "inference",
         {name: Tensor(name, shape, "float32") for name, shape in shapes.items()},
