@@ -36,6 +36,12 @@ def _registered(name: str) -> str:
     return name
 
 
+def _arguments(given: dict[str, Any]) -> dict[str, Any]:
+    if set(given) != {"args", "kwargs"} or not isinstance(given["args"], list) or not isinstance(given["kwargs"], dict):
+        raise ValueError("not the arguments of an operator: a list of args and kwargs by name")
+    return given
+
+
 SpecText = Annotated[str, AfterValidator(_readable)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -275,7 +281,7 @@ class OpPlan(Row):
     phase: PhaseName
     stage: Stage = 0
     times: Annotated[int, Field(ge=1)] = 1
-    attributes: dict[str, Any]
+    attributes: Annotated[dict[str, Any], AfterValidator(_arguments)]
     factors: dict[str, tuple[str, ...]] | None = None
     inputs: tuple[ValueSpec, ...]
     outputs: tuple[ValueSpec, ...]

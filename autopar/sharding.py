@@ -214,6 +214,18 @@ def span(extent: int, sizes: Sequence[int], places: Sequence[int]) -> tuple[int,
     return start, length
 
 
+def smallest(extent: int, sizes: Sequence[int]) -> int:
+    """How many elements the smallest part of a dim has that is cut by axes of these sizes, major to minor; see ``span``.
+
+    >>> smallest(7, (2, 2)), smallest(7, (2, 3))
+    (1, 0)
+    """
+    if not sizes:
+        return extent
+    each = -(-extent // sizes[0])
+    return min(smallest(length, sizes[1:]) for length in {each, max(extent - each * (sizes[0] - 1), 0)})
+
+
 @lru_cache(maxsize=1024)
 def runs(extent: int, sizes: tuple[int, ...]) -> tuple[Run, ...]:
     """Where the parts of a dim, cut by axes of these sizes, lie in a dim of as many parts that are all as large as the largest.

@@ -104,8 +104,16 @@ class Machine:
         """The names of the links that a collective over ``axes`` occupies, sorted; none for a group of one rank."""
         key = tuple(axes)
         if key not in self._links:
-            self._links[key] = tuple(sorted({self.link_name(prime) for part in key for prime in part.primes}))
+            self._links[key] = tuple(sorted({name for part in key for name in self._links_along(part)}))
         return self._links[key]
+
+    def _links_along(self, part: SubAxis) -> tuple[str, ...]:
+        """Of a part that leaves its node that node's link too, where neighbours along it are on one node."""
+        if part.size == 1:
+            return ()
+        name, near = self.link_name(part), _stride(self.mesh.sizes, part) < self.hardware.devices_per_node
+        own = self.hardware.axis_link(self.mesh.names[part.axis]) is not None
+        return (name,) if own or name == "node" or not near else (name, "node")
 
     def group(self, axes: Sequence[SubAxis], kind: str = "") -> Group:
         """The group over ``axes`` together, as a collective of ``kind`` sees it; by the links' own figures without a kind."""
@@ -203,7 +211,12 @@ class Machine:
 @cache
 def _groups_inside(sizes: tuple[int, ...], part: SubAxis, per_node: int) -> bool:
     """See ``Machine._inside_node``; kept, since it looks at every group of what may be thousands of ranks."""
-    stride = math.prod(sizes[part.axis + 1 :]) * (sizes[part.axis] // (part.outer * part.size))
+    stride = _stride(sizes, part)
     span = stride * part.size
     firsts = (start + offset for start in range(0, math.prod(sizes), span) for offset in range(stride))
     return all(first // per_node == (first + span - stride) // per_node for first in firsts)
+
+
+def _stride(sizes: tuple[int, ...], part: SubAxis) -> int:
+    """How many ranks lie between neighbours along ``part``."""
+    return math.prod(sizes[part.axis + 1 :]) * (sizes[part.axis] // (part.outer * part.size))

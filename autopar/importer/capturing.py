@@ -186,7 +186,7 @@ def _plain_operators() -> Iterator[None]:
     torch.backends.mkldnn.enabled = False
     try:
         with (
-            stance, without_fast_path(), torch_compat.autocast_on_cpu(), torch_compat.noticed_checkpoints(warn_of_checkpoint),
+            stance, without_fast_path(), torch_compat.autocast_on_cpu(), torch_compat.without_checkpoints(warn_of_checkpoint),
             torch_compat.bare_graphs(),
         ):  # fmt: skip
             yield

@@ -36,7 +36,7 @@ class Cut:
     @cached_property
     def alphabet(self) -> Alphabet:
         """What the search knows of the parts."""
-        return alphabet(tuple(Letter(part.size, self.machine.link(part)) for part in self.parts))
+        return alphabet(tuple(Letter(part.size, self.machine.link(part), self.machine.links((part,))) for part in self.parts))
 
     def spell(self, axes: Iterable[int]) -> Letters:
         """Mesh axes, major to minor, in letters."""

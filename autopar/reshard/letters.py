@@ -23,10 +23,11 @@ Places = tuple[tuple[int, tuple[int, int]] | None, ...]
 
 @dataclass(frozen=True)
 class Letter:
-    """A part of a mesh axis: its size and its link."""
+    """A part of a mesh axis: its size, its link, and the names of all links that a collective along it holds."""
 
     size: int
     link: Link
+    held: tuple[str, ...]
 
     def least(self) -> tuple[float, float]:
         """The least latency (seconds) and inverse bandwidth (seconds/byte) of a collective that this letter takes part in: further

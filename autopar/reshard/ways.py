@@ -161,7 +161,7 @@ def find_ways(
             found = found.better(_searched(shape, itemsize, some, machine, fine, links, count))
             continue
         for turn, cut in enumerate(known):
-            route = _route(cut, capacities, size, some, reduced, machine, links)
+            route = _route(cut, capacities, size, some, reduced, links)
             routes.setdefault((turn, id(route.tree.graph)), []).append(route)
     for _, together in sorted(routes.items()):
         found = found.better(_walked(together, count, rank))
@@ -169,7 +169,7 @@ def find_ways(
 
 
 def _route(
-    cut: Cut, capacities: Sequence[int], size: float, asked: Asked, reduced: tuple[int, ...], machine: Machine, links: Sequence[str]
+    cut: Cut, capacities: Sequence[int], size: float, asked: Asked, reduced: tuple[int, ...], links: Sequence[str]
 ) -> _Route:  # fmt: skip
     """The ways as one tree tells them."""
     source = asked.source
@@ -180,21 +180,21 @@ def _route(
     dims = _dims_seen(seen, order, asked.order)
     codes, states = tree.graph.whole
     ends = states[np.searchsorted(codes, tree.graph.code(_places_seen(cut, seen, dims, asked)))]
-    return _Route(tree, asked.ways, ends, dims, _on_link(cut, seen.names, machine, tuple(links)))
+    return _Route(tree, asked.ways, ends, dims, _on_link(cut, seen.names, tuple(links)))
 
 
 @lru_cache(maxsize=1024)
-def _on_link(cut: Cut, names: Letters, machine: Machine, links: tuple[str, ...]) -> Array:
+def _on_link(cut: Cut, names: Letters, links: tuple[str, ...]) -> Array:
     """See ``_Route``.
 
     Args:
         names: for each letter the one that stands for it.
     """
-    place = np.zeros(len(names), dtype=np.int64)
+    on = np.zeros((len(names), len(links)), dtype=bool)
     for letter, name in enumerate(names):
-        place[name] = links.index(machine.link_name(cut.parts[letter].primes[0]))
-    held = (np.arange(2 ** len(place))[:, None] >> np.arange(len(place))) & 1
-    return np.asarray(held @ (place[:, None] == np.arange(len(links))) > 0)
+        on[name] = np.isin(links, cut.alphabet.letters[letter].held)
+    held = (np.arange(2 ** len(names))[:, None] >> np.arange(len(names))) & 1
+    return np.asarray(held @ on > 0)
 
 
 def _dims_seen(seen: Seen, order: Sequence[int], orders: Array) -> Array:

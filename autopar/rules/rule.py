@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from autopar.sharding import span
+from autopar.sharding import smallest
 
 Dims = tuple[tuple[str, ...], ...]
 """For each tensor dim its factors, major to minor; ``()`` is a dim no factor splits."""
@@ -146,7 +146,7 @@ class ShardingRule:
             return True
         if not uneven or name in self.equal or extent == 1:
             return False
-        return name not in self.full or span(extent, sizes, [size - 1 for size in sizes])[1] > 0
+        return name not in self.full or smallest(extent, sizes) > 0
 
     def __str__(self) -> str:
         """The whole rule in the notation, with every reduction, flow and inner collective.

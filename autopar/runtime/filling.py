@@ -56,11 +56,10 @@ def fitted(tensor: Tensor, shape: Sequence[int], shapes: Shapes) -> Tensor:
 def sliced(tensor: Tensor, shapes: Shapes, dim: int, index: int) -> Tensor:
     """Part ``index`` along a dim that is cut in parts, as its target."""
     each = shapes.came[dim]
-    places = _within(_along(shapes, dim, tensor.shape[dim], shapes.sent[dim]), index * each, each)
-    if len(places) < 2:
-        _, here, length = places[0] if places else (0, 0, 0)
-        return fitted(tensor.narrow(dim, here, length), shapes.target, shapes)
-    return fitted(_spread(tensor, dim, places, each), shapes.target, shapes)
+    places = _within(_along(shapes, dim, tensor.shape[dim], shapes.sent[dim]), index * each, each) or [(0, 0, 0)]
+    there, here, length = places[0]
+    part = tensor.narrow(dim, here, length) if len(places) == 1 and not there else _spread(tensor, dim, places, each)
+    return fitted(part, shapes.target, shapes)
 
 
 def _along(shapes: Shapes, dim: int, real: int, filled: int) -> Sequence[Run]:

@@ -64,7 +64,8 @@ class _Filling:
         self.schedule = schedule
         self.fixed = segment.among(fixed)
         soft = segment.among(schedule.once(moving))
-        self.soft = [item for item in soft if not found[item.id].ahead]
+        there = [item for item in soft if found[item.id].ready == found[item.id].begin]
+        self.soft = [item for item in soft if found[item.id].ready != found[item.id].begin]
         self.waiting: dict[str, list[Instruction]] = {}
         self.missing: dict[int, int] = {}
         made = {value for item in (*self.fixed, *self.soft) for value in item.writes}
@@ -81,8 +82,7 @@ class _Filling:
         self.aside: deque[Instruction] = deque()
         self.kept: dict[int, int] = {}
         self.pulled: dict[int, int] = {}
-        ahead = [item for item in soft if found[item.id].ahead]
-        for item in sorted(ahead, key=lambda item: (found[item.id].deadline, found[item.id].depth)):
+        for item in sorted(there, key=lambda item: (found[item.id].deadline, found[item.id].depth)):
             self._move(item)
 
     def run(self) -> list[Instruction]:

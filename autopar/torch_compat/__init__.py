@@ -28,13 +28,13 @@ from autopar.torch_compat.autograd import (
     computes_again,
     is_reentrant_checkpoint,
     keeps_autograd_graph,
-    noticed_checkpoints,
     profiler_records,
     replaced_function_apply,
     replaced_transforms,
     store_gradients,
     traced_apart,
     with_backward,
+    without_checkpoints,
 )
 from autopar.torch_compat.dtensor_rules import (
     ALIKE_FOR_PARTS,
@@ -170,7 +170,7 @@ __all__ = [
     "forward_of", "functional_collectives", "gather_unequal_parts", "has_blocks", "has_unequal_parts", "hooks_of_copy", "in_whole",
     "is_fake", "is_known_container", "is_operator", "is_reentrant_checkpoint", "is_view", "join_total_norms", "keeps_autograd_graph",
     "kept_modules", "lay_by_parts", "leaves_of", "lie_as_before", "local_map_function", "local_of", "make_orthogonal", "map_only",
-    "map_tensors", "means_over_parts", "met_functions", "mixes_dtensors", "must_be_reduced", "new_group", "noticed_checkpoints", "on_all",
+    "map_tensors", "means_over_parts", "met_functions", "mixes_dtensors", "must_be_reduced", "new_group", "on_all",
     "origin_of", "pair_complex", "place_states", "process_group_named", "profiler_records", "rank_level", "real_tensors",
     "recorded_origins", "reduce_beside_numbers", "reduce_looked_up", "reduce_odd_parts", "reduce_parameters", "reduce_partial",
     "reduce_scatter_single", "reduce_where_asked", "refuse_several_parts", "refused_collectives", "refused_ranks",
@@ -179,5 +179,5 @@ __all__ = [
     "step_local_parts", "step_whole_matrices", "storage_key", "store_gradients", "store_of_world", "strided_shard",
     "take_plain_in_backward", "teach_dtensors", "timeout_of", "trace_joint", "trace_operators", "traced_apart", "traced_as",
     "traced_in_backward", "transforms_run", "uncompiled", "unflatten", "unknown_sizes", "values_of", "whole_of", "with_backward",
-    "with_level", "without_levels", "wrapper_of", "write_through_views", "write_where_masked",
+    "with_level", "without_checkpoints", "without_levels", "wrapper_of", "write_through_views", "write_where_masked",
 ]  # fmt: skip

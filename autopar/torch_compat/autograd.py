@@ -149,11 +149,13 @@ def is_reentrant_checkpoint(function: Any) -> bool:
 
 
 @contextmanager
-def noticed_checkpoints(noticed: Callable[[], None]) -> Iterator[None]:
-    """Within it, ``noticed`` is called for every call of ``torch.utils.checkpoint`` that is not reentrant.
+def without_checkpoints(noticed: Callable[[], None]) -> Iterator[None]:
+    """Within it, a function given to ``torch.utils.checkpoint`` runs as if it were called by itself, and ``noticed`` is called.
 
+    Reentrant ones are as ever.
     ``_checkpoint_without_reentrant_generator``, from torch 2.15 on with ``_impl`` behind it: what the public function, under whichever name
-    it was imported, comes to.
+    it was imported, comes to. Its hooks switch recording off as they run. Where one call stands in another, an export takes that for the
+    model's own.
     """
     from torch.utils import checkpoint
 
@@ -161,11 +163,11 @@ def noticed_checkpoints(noticed: Callable[[], None]) -> Iterator[None]:
     name = f"{name}_impl" if hasattr(checkpoint, f"{name}_impl") else name
     plain = getattr(checkpoint, name)
 
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def passed(*args: Any, **kwargs: Any) -> Iterator[None]:
         noticed()
-        return plain(*args, **kwargs)
+        yield
 
-    setattr(checkpoint, name, watched)
+    setattr(checkpoint, name, passed)
     try:
         yield
     finally:

@@ -16,6 +16,14 @@ from autopar.torch_compat.placements import has_blocks, has_unequal_parts, split
 from autopar.torch_compat.tensors import draws, leaves_of, map_tensors
 from autopar.torch_compat.whole_tensors import argument_of, as_torch_does, before, in_whole, is_view, on_all, reduce_partial, whole_of
 
+_aten = torch.ops.aten
+_OF_NUMBERS = (
+    _aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor, _aten.pow.Tensor_Tensor, _aten.maximum.default,
+    _aten.minimum.default, _aten.fmax.default, _aten.fmin.default, _aten.lerp.Scalar, _aten.lerp.Tensor, _aten.addcmul.default,
+    _aten.addcdiv.default, _aten.logaddexp.default, _aten.stack.default, _aten.dot.default,
+)  # fmt: skip
+"""Operators by which losses and penalties are joined."""
+
 
 @cache
 def reduce_where_asked() -> None:
@@ -46,6 +54,60 @@ def reduce_beside_numbers() -> None:
                 reduce_partial(tensor)
 
     before(reduce, torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor)  # in place, gradients are added up with no time to lose
+
+
+@cache
+def keep_numbers_plain() -> None:
+    """A plain number beside DTensors has a plain gradient, and stays plain where a DTensor is added to it in place.
+
+    DTensor's dispatcher takes such a number as the same on all ranks. What it makes is a DTensor, and so is the number's gradient.
+    A loss of plain outputs, joined by a penalty of weights, cannot run backward from that. Of ``loss += penalty`` torch computes the sum,
+    and fails when it should give it back.
+    """
+    from torch.distributed.tensor import DTensor
+
+    before(_own_gradients, *_OF_NUMBERS)
+    dispatcher: Any = DTensor._op_dispatcher
+    finish = dispatcher._dispatch_fast_path_python_tail
+
+    def finished(operator: Any, args: tuple[Any, ...], *others: Any) -> Any:
+        in_place = others[-2]
+        if not in_place or isinstance(args[0], DTensor) or not isinstance(args[0], torch.Tensor):
+            return finish(operator, args, *others)
+        _own_gradients(args)
+        return args[0]
+
+    dispatcher._dispatch_fast_path_python_tail = finished
+
+
+def _own_gradients(args: tuple[Any, ...]) -> None:
+    """Has each tensor that records get a gradient of its own kind: a DTensor, or a plain one."""
+    from torch.distributed.tensor import DTensor
+
+    tensors = [item for item in leaves_of(args) if isinstance(item, torch.Tensor)]
+    if not torch.is_grad_enabled() or all(isinstance(item, DTensor) for item in tensors):
+        return
+    mesh = next(item.device_mesh for item in tensors if isinstance(item, DTensor))
+    for tensor in tensors:
+        known = any(isinstance(hook, _OwnKind) for hook in (tensor._backward_hooks or {}).values())
+        if tensor.requires_grad and not known:
+            tensor.register_hook(_OwnKind(mesh if isinstance(tensor, DTensor) else None))
+
+
+class _OwnKind:
+    """A hook that makes a gradient a DTensor of a mesh, the same on all ranks, or a plain tensor where there is none."""
+
+    __torch_unserializable__ = True  # a tensor that is saved says nothing of it
+
+    def __init__(self, mesh: Any) -> None:
+        self.mesh = mesh
+
+    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor
+
+        if self.mesh is None or isinstance(gradient, DTensor):
+            return whole_of(gradient) if self.mesh is None else gradient
+        return on_all(gradient, self.mesh)
 
 
 @cache
@@ -244,7 +306,6 @@ def choose_rules() -> None:
     torch._C._clear_DTensor_sharding_propagator_cache()  # of what was computed with DTensors before
 
 
-_aten = torch.ops.aten
 ALIKE_FOR_PARTS = {
     _aten.stack.default, _aten.cat.default, _aten.linalg_vector_norm.default, _aten.detach.default, _aten.clone.default,
     _aten.alias.default,

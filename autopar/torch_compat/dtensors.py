@@ -7,6 +7,7 @@ from autopar.torch_compat.dtensor_rules import (
     convolve_in_whole,
     detach_in_place,
     format_numbers,
+    keep_numbers_plain,
     make_orthogonal,
     pair_complex,
     reduce_beside_numbers,
@@ -34,6 +35,7 @@ def teach_dtensors() -> None:
     detach_local_parts()
     reduce_where_asked()
     reduce_beside_numbers()
+    keep_numbers_plain()
     reduce_parameters()
     write_where_masked()
     write_through_views()

@@ -11,17 +11,25 @@ from autopar.torch_compat.tensors import draws, leaves_of, map_tensors
 
 
 def before(prepare: Callable[[tuple[Any, ...]], None], *operators: Any) -> None:
-    """Has these operators of DTensors ``prepare`` their arguments; torch does the rest (``_custom_op_handlers`` of its dispatcher)."""
+    """Has these operators of DTensors ``prepare`` their arguments, after what prepares them so far; torch does the rest."""
     from torch.distributed.tensor import DTensor
 
     handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
 
     def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        prepare(args)
+        for one in _PREPARING[operator]:
+            one(args)
         return as_torch_does(operator, args, kwargs)
 
     for operator in operators:
-        handlers.setdefault(operator, run)
+        if handlers.setdefault(operator, run) is run:
+            _PREPARING[operator] = []
+        if operator in _PREPARING:
+            _PREPARING[operator].append(prepare)
+
+
+_PREPARING: dict[Any, list[Callable[[tuple[Any, ...]], None]]] = {}
+"""What prepares the arguments of an operator, in order."""
 
 
 def as_torch_does(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

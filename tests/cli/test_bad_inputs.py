@@ -65,6 +65,7 @@ PLANS: dict[str, Callable[[], str | bytes]] = {
     "axis twice": edited("parameters", WEIGHT, "spec", "S0 S0"),
     "shape below 0": edited("parameters", WEIGHT, "shape", [-1, 3]), "shape of 1e30": edited("parameters", WEIGHT, "shape", [10**30]),
     "operators none": edited("ops", None), "an operator a number": edited("ops", 0, 7), "never": edited("ops", 0, "times", 0),
+    "no attributes": edited("ops", 0, "attributes", {}), "names in a list": edited("ops", 0, "attributes", {"args": [], "kwargs": []}),
     "instruction -1": edited("schedule", 0, "id", -1), "bucket below 0": edited("limits", "bucket_bytes", -1),
     "stage 1": edited("schedule", 0, "stage", 1),
     "cost model": edited("created_by", "cost_model", "free"), "mode": edited("model", "mode", "dream"),
@@ -102,8 +103,7 @@ def test_hardware_in_plans(changed: dict[str, Any], tmp_path: Path, capsys: pyte
 
 LEGAL_TO_READ = {
     "an operator that is none": edited("ops", 0, "op", "mm"), "operator unheard of": edited("ops", 0, "op", "aten.nosuch.default"),
-    "no attributes": edited("ops", 0, "attributes", {}), "another's input": edited("ops", 0, "attributes", {"args": [{"ref": 99}],
-    "kwargs": {}}),
+    "another's input": edited("ops", 0, "attributes", {"args": [{"ref": 99}], "kwargs": {}}),
     "no such dtype": edited("ops", 0, "attributes", {"args": [{"dtype": "os.system"}], "kwargs": {}}),
     "no such axis": edited("ops", 0, "factors", {"b": ["nosuch"]}), "no inputs": edited("ops", 0, "inputs", []),
     "no operators": edited("ops", []), "no schedule": edited("schedule", []), "of nothing": edited("schedule", 0, "of", "nosuch"),

@@ -222,6 +222,16 @@ def test_streams_that_a_collective_occupies() -> None:
     assert Machine(machine.mesh, named).links((whole(1), whole(2))) == ("dp", "node")
 
 
+@pytest.mark.parametrize("mesh", ["2x24", "8x10", "3x40", "12x2", "5x4x6"])
+def test_an_axis_holds_the_links_of_its_pieces_however_it_is_cut(mesh: str) -> None:
+    """Nodes of 8 ranks begin within groups of these axes."""
+    machine = Machine(Mesh.parse(mesh), load_hardware("h100-sxm"))
+    for axis, size in enumerate(machine.mesh.sizes):
+        for first in (number for number in range(1, size + 1) if size % number == 0):
+            pieces = SubAxis(axis, 1, first), SubAxis(axis, first, size // first)
+            assert machine.links(pieces) == machine.links((machine.mesh.whole(axis),)), pieces
+
+
 def test_a_device_keeps_memory_that_no_plan_fills() -> None:
     """The file's, read back as written; none where the file says nothing; never all there is."""
     assert H100.usable_bytes == int(80e9 - 5.2e9) and Hardware.from_dict(H100.to_dict()) == H100

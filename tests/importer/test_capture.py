@@ -655,6 +655,26 @@ def test_regions_and_views_written_in_place():
     assert graph.tensors[contraction.name].dtype == "bfloat16"
 
 
+class CheckpointedTwice(nn.Module):
+    """A checkpoint within a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def outer(y: Tensor) -> Tensor:
+            return self.outer(torch.utils.checkpoint.checkpoint(self.inner, y, use_reentrant=False).tanh())
+
+        return torch.utils.checkpoint.checkpoint(outer, x, use_reentrant=False).sum()
+
+
+@pytest.mark.filterwarnings("ignore::autopar.importer.autograd_calls.CheckpointWarning")
+def test_a_checkpoint_within_a_checkpoint_records_as_it_does_alone():
+    torch.manual_seed(0)
+    _same_as_eager(CheckpointedTwice().double(), {"x": torch.randn(2, 4, dtype=torch.float64)})
+
+
 class Mixed(nn.Module):
     """Losses under autocast, of whatever device, and a part that is in evaluation mode."""
 

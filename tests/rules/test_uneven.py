@@ -20,7 +20,7 @@ from tests.rules.drawing import Case, Draw, F, drawn
 from tests.rules.execution import Executed, execute
 from tests.rules.test_execution import ONLY_ON_GPU, check_split_equals_whole
 
-MESHES = ((2,), (3,), (3, 2))
+MESHES = ((2,), (3,), (3, 2), (2, 3))
 LONGER: tuple[Mapping[int, int], ...] = ({4: 5, 6: 7, 8: 9, 12: 13}, {4: 5, 6: 7}, {6: 7}, {4: 5}, {4: 7})
 """Sizes of cases that change; other sizes are written into a case's arguments in ways of their own, so the first that fits is taken."""
 _DRAW = Draw.tensor

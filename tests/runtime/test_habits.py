@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import autopar
@@ -99,6 +99,43 @@ def test_a_loss_may_be_joined_by_what_is_asked_of_the_parameters(microbatches: i
         return steps(module, lambda: module(X, Y) + asked(module))
 
     for found in on_ranks(run, 2):
+        assert found == pytest.approx(wanted, rel=1e-9)
+
+
+def added_up(module: Any, outputs: Tensor, own: Tensor) -> Tensor:
+    return mse(outputs, Y) + 0.1 * sum(one.square().sum() for one in module.parameters()) + own * module.mid.weight.norm()
+
+
+def added_in_place(module: Any, outputs: Tensor, own: Tensor) -> Tensor:
+    loss = torch.zeros((), dtype=torch.float64)
+    loss += 0.1 * module.mid.weight.square().sum()
+    loss += mse(outputs, Y) * own
+    loss *= module.last.weight.norm()
+    return loss
+
+
+@pytest.mark.parametrize("joined", [added_up, added_in_place])
+def test_a_loss_outside_is_joined_by_penalties_of_weights_and_by_weights_of_ones_own(joined: Callable[..., Tensor]) -> None:
+    """The outputs and these weights are plain, the penalties are DTensors."""
+
+    def trained(module: Any) -> list[float]:
+        own = nn.Parameter(torch.ones((), dtype=torch.float64))
+        optimizer, found = torch.optim.SGD([*module.parameters(), own], lr=0.1), []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = joined(module, module(X), own)
+            loss.backward()
+            norm = torch.zeros((), dtype=torch.float64)
+            for one in module.parameters():
+                norm += one.grad.norm() ** 2
+            optimizer.step()
+            found += [loss.item(), norm.item(), own.item()]
+        assert not isinstance(norm, DTensor) and type(own.grad) is Tensor
+        return found
+
+    wanted = trained(tied())
+    plan = autopar.plan(tied(), (X,), mesh="2", hardware="cpu-cluster", constraints={"input:x": "S0 R", "mid.weight": "R S0"})
+    for found in on_ranks(lambda rank: trained(autopar.compile(tied(), plan, outputs="full")), 2):
         assert found == pytest.approx(wanted, rel=1e-9)
 
 

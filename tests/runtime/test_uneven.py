@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils.data import TensorDataset
 
 import autopar
+from autopar.cost_models import Machine, Mesh
 from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.reshard import find_reshard
@@ -182,6 +183,20 @@ def test_slices_of_unequal_parts_take_the_memory_of_their_result(source: str, ta
             assert made.is_contiguous()
             parts[rank] = made
     assert torch.equal(gather(parts, ends[1], place.mesh), whole)
+
+
+def test_a_slice_that_begins_with_what_is_filled_up_has_its_rows_behind_that() -> None:
+    """Of 7 rows over 2 and 3 ranks the third part is empty: the second slice of the minor axis begins with it."""
+    whole, place = torch.randn(7, 4), Machine(Mesh.parse("2x3"), stressed())
+    ends = ShardingSpec.parse("R R +P0"), ShardingSpec.parse("S01 R")
+    found = find_reshard((7, 4), 4, *ends, place)
+    assert found is not None and [step.kind for step in found.steps] == ["slice", "reduce_scatter", "permute"]
+    step, shapes, filled = found.steps[0], found.shapes[0], torch.zeros(12, 4)
+    for there, here, length in shapes.runs[0]:
+        filled[there : there + length] = whole[here : here + length]
+    part = Part(Layout("x:0", "x", "x", ends[1], "forward", "y"), 0, step, "x", "x:0", shapes, 4, "float32", ends[0])
+    for index in range(3):
+        assert torch.equal(CUT["slice"](part, index)(whole), filled[4 * index : 4 * index + 4])
 
 
 @pytest.mark.parametrize("on", ["4", pytest.param("a=2,b=2", marks=pytest.mark.slow)])

@@ -209,6 +209,34 @@ def test_fill_pulls_an_operator_forward_while_another_waits_for_a_gather(aside: 
     assert [item.of for item in schedule.instructions if item.kind == "run"] == expected
 
 
+def test_what_reads_a_part_of_a_prepared_weight_is_not_pulled_before_that_is_made() -> None:
+    """The weight is gathered first, and forward begins with what is made of it."""
+    whole, rows, columns = ShardingSpec.parse("R R"), ShardingSpec.parse("S0 R"), ShardingSpec.parse("R S0")
+    shapes = dict.fromkeys(("x", "w", "prepared", "product"), (64, 64))
+    graph = Graph(
+        "inference",
+        {name: Tensor(name, shape, "float32") for name, shape in shapes.items()},
+        (GraphInput("x", "input", "x"), GraphInput("w", "parameter", "w")),
+        (
+            Op("prepared", "aten.relu.default", ("w",), ("prepared",), (Ref(0),)),
+            Op("product", "autopar.contract.default", ("x", "prepared"), ("product",), (Ref(0), Ref(1), "m k, k n -> m n")),
+        ),
+        (GraphOutput("product", "output", "0"),),
+    )
+    assignment = Assignment(
+        {"x": whole, "w": rows},
+        {"prepared": Strategy((whole,), (whole,), 1), "product": Strategy((whole, columns), (columns,), 4)},
+        (
+            Layout("w@whole", "w", "w", whole, "forward", "prepared"),
+            Layout("prepared@part", "prepared", "prepared", columns, "forward", "product"),
+        ),
+        {("prepared", 0): "w@whole", ("product", 1): "prepared@part"},
+    )
+    assert graph.prepared == {"prepared"}
+    schedule = make_schedule(graph, assignment, machine("x=4"), Limits(aside_bytes=2**30))
+    assert [item.of for item in schedule.instructions if item.kind == "run"] == ["prepared", "product"]
+
+
 def test_what_came_of_converted_parameters_is_gathered_ahead_within_the_limit() -> None:
     """A call of one layer starts while the layer before runs, not with the first operators."""
     made = zoo.build("gpt2", layers=3, width=128, device="meta")

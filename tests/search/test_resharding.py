@@ -9,8 +9,10 @@ import pytest
 from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.graph import DTYPE_BYTES, Tensor
 from autopar.reshard import copied_alone, find_reshard
+from autopar.search import find_plan
 from autopar.search.choices.reshard_tables import LARGE_BYTES, ReshardPricing
 from autopar.sharding import ShardingSpec
+from tests.graphs import two_layers
 from tests.reshard_cases import all_specs
 
 LINKS = ("network", "node")
@@ -40,7 +42,8 @@ def price(tensor: Tensor, source: ShardingSpec, target: ShardingSpec, on: Machin
     ("mesh", "shape"),
     [("2x4", (8, 16, 3)), ("8x8", (64, 128)), ("2x2x2", (8, 1, 16, 6)), ("4x4x4", (64, 16, 32)), ("2x2x2x2", (16, 4, 8)), ("2x2x2", ()),
      ("2x1x2x2", (8, 8)), ("4", (7, 6, 5)), ("2x3", (7, 9)), ("2x2", (7, 9)), ("2x2x2", (7, 9, 4)), ("4x8", (32, 64, 6)),
-     ("2x2x2x2", (4, 2, 4, 2, 4, 2, 6)), ("2x2x2", (1, 8, 8, 1))],
+     ("2x2x2x2", (4, 2, 4, 2, 4, 2, 6)), ("2x2x2", (1, 8, 8, 1)),
+     ("2x24", (48, 24)), ("8x10", (80, 40)), ("4x20", (16, 80, 4)), ("3x40", (120, 240))],
 )  # fmt: skip
 def test_a_table_holds_the_price_of_every_reshard(mesh: str, shape: tuple[int, ...], reduction: str) -> None:
     on = Machine(Mesh.parse(mesh), load_hardware("h100-sxm"))
@@ -52,6 +55,11 @@ def test_a_table_holds_the_price_of_every_reshard(mesh: str, shape: tuple[int, .
         for target, found in zip(targets, row, strict=True):
             here = price(tensor, source, target, on)
             np.testing.assert_allclose(found, here, rtol=1e-12, atol=ROUNDING, err_msg=f"{source} -> {target}")
+
+
+def test_a_mesh_whose_axis_is_cut_across_nodes_is_planned() -> None:
+    on = Machine(Mesh.parse("2x24"), load_hardware("h100-sxm"))
+    assert find_plan(two_layers(48, 48, 48), on, effort="low").schedule.machine == on
 
 
 def test_tables_of_one_machine_share_what_they_know() -> None:
