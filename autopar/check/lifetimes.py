@@ -111,7 +111,7 @@ class Lifetimes:
         cuts = {leg.target: leg for made in walk.legs.values() for leg in made if not leg.is_collective}
         for place, row in enumerate(order.rows):
             if row.kind == "run":
-                shared = row.over or (row.reads[0] if row.reads and is_alias(ops[row.of]) else None)
+                shared = row.over or (row.reads[0] if row.reads and is_alias(ops[row.of]) and row.of not in walk.orders.apart else None)
                 for value in row.writes:
                     self._add(value, self.owner[shared] if shared else value, walk.local_bytes(value))
                 self.taken[place] = 0 if shared else sum(map(walk.local_bytes, row.writes))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from autopar.check.parts import largest
 from autopar.graph import DTYPE_BYTES, Op
 from autopar.rows import OpPlan, ReshardPlan, ValueSpec
-from autopar.rules import IN_ORDER, MemoryOrder, find_copied, find_orders
+from autopar.rules import IN_ORDER, MemoryOrder, find_copied, find_orders, view_copies
 from autopar.sharding import ShardingSpec, Strategy
 
 
@@ -20,10 +20,12 @@ class MemoryOrders:
     Args:
         sizes: of the mesh's axes.
         copied: bytes of the operands that an operator copies, by its name.
+        apart: the views that copy.
     """
 
     sizes: tuple[int, ...]
     copied: dict[str, int] = field(default_factory=dict)
+    apart: set[str] = field(default_factory=set)
     _of: dict[str, MemoryOrder] = field(default_factory=dict)
     """Of the values that do not lie in the order of their dims, or that were views."""
 
@@ -33,6 +35,8 @@ class MemoryOrders:
         parts, results = self._parts(row.inputs), self._parts(row.outputs)
         copied = find_copied(op, parts, given)
         self.copied[row.name] = sum(math.prod(parts[place]) * DTYPE_BYTES[row.inputs[place].dtype] for place in copied)
+        if view_copies(op, parts, given, results):
+            self.apart.add(row.name)
         for entry, made in zip(row.outputs, find_orders(op, parts, given, results, exchanges=bool(strategy.inner)), strict=True):
             self._of[entry.value or entry.tensor] = made
 

@@ -22,7 +22,8 @@ def overwriting(order: Order) -> Iterator[Difference]:
     members: dict[str, list[str]] = {}
     for place, row in enumerate(rows):
         source = row.over or ""
-        if (row.kind == "run" and row.reads and is_alias(ops[row.of])) or (row.kind == "slice" and cuts[row.writes[0]].step is None):
+        views = row.kind == "run" and row.reads and is_alias(ops[row.of]) and row.of not in walk.orders.apart
+        if views or (row.kind == "slice" and cuts[row.writes[0]].step is None):
             source = row.reads[0]
         if row.over is not None and not (_may_reduce(order, ops, cuts, row) if row.kind == "start" else _may(order, ops, row)):
             yield Difference(f"schedule[{place}].over", f"instruction {row.id}, {row.kind} of {row.of}: may not be written over {row.over}")

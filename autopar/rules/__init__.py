@@ -49,7 +49,7 @@ from autopar.rules.facts import (
 from autopar.rules.launches import issued_kernels, reads_back
 from autopar.rules.local import find_strategy, localize
 from autopar.rules.lookup import find_rule, table
-from autopar.rules.memory_order import IN_ORDER, MemoryOrder, find_orders, keeps_order
+from autopar.rules.memory_order import IN_ORDER, MemoryOrder, find_orders, keeps_order, view_copies
 from autopar.rules.notation import parse
 from autopar.rules.own import rule
 from autopar.rules.products import CONTRACTION, Product, find_fusable_additions, find_product, is_plain_addition
@@ -104,6 +104,7 @@ __all__ = [
     "strategies",
     "table",
     "takes_one_dtype",
+    "view_copies",
     "way_of",
     "why_each",
     "why_once",

@@ -81,6 +81,19 @@ def find_orders(
     return tuple(_of_result(words[min(place, len(words) - 1)], shape, shapes, given) for place, shape in enumerate(results))
 
 
+def view_copies(op: Op, shapes: Sequence[Shape], given: Sequence[MemoryOrder], results: Sequence[Shape]) -> bool:
+    """Whether a view copies its source, which lies otherwise than where the graph was traced: turned, and its dims are to be one.
+
+    Args:
+        shapes, given, results: see ``find_orders``.
+    """
+    row = find_row(op.target)
+    if row is None or _VIEWS.get(row.name) is not _reshaped or given[0].in_order:
+        return False
+    strides = strides_of(shapes[0], given[0])
+    return strides is not None and _viewed(shapes[0], strides, results[0]) is None
+
+
 def keeps_order(op: Op) -> bool:
     """Whether results lie in order wherever all operands do."""
     row = find_row(op.target)
@@ -185,7 +198,13 @@ def _same(arguments: Mapping[str, Any], shape: Shape, strides: Strides, result: 
 
 
 def _reshaped(arguments: Mapping[str, Any], shape: Shape, strides: Strides, result: Shape) -> Strides:
-    """A view where memory allows: each run of dims that lie as one is a run of dims of the result. Else a copy, which lies in order."""
+    """A view where memory allows, else a copy, which lies in order."""
+    found = _viewed(shape, strides, result)
+    return dense_strides(result) if found is None else found
+
+
+def _viewed(shape: Shape, strides: Strides, result: Shape) -> Strides | None:
+    """The strides of a view: each run of dims that lie as one is a run of dims of the result. None where memory does not allow one."""
     found, place = [1] * len(result), len(result)
     elements, base = 1, strides[-1] if strides else 1
     for dim in reversed(range(len(shape))):
@@ -198,7 +217,7 @@ def _reshaped(arguments: Mapping[str, Any], shape: Shape, strides: Strides, resu
             found[place] = covered * base
             covered *= result[place]
         if covered != elements:
-            return dense_strides(result)
+            return None
         elements, base = 1, strides[dim - 1]
     return dense_strides(result) if place and shape else tuple(found)
 

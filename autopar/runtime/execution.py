@@ -318,7 +318,7 @@ class _Binding:
                 expression = write_in_place(code, operation.op, item.reads.index(item.over), *arguments[place], given)
             else:
                 shapes = self.shapes(reads, rank)
-                function, (args, kwargs) = self.function(operation.op.target), arguments[place]
+                function, (args, kwargs) = _view_apart if operation.apart else self.function(operation.op.target), arguments[place]
                 marked = mark_whole(operation.op, self.schedule.graph, args, shapes)
                 handler = write_check(code, operation.op, self.schedule.graph, marked, given, self.backend.traced)
                 expression = write_operator(code, operation.op, function, marked, kwargs, shapes, given)
@@ -424,6 +424,11 @@ def _masking(part: Part, index: int) -> Callable[[Tensor], Tensor]:
         return torch.zeros_like(kept) if index else _apart_from(tensor, kept)
 
     return run
+
+
+def _view_apart(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """A view in memory of its own, as the plan counts it."""
+    return tensor.clone(memory_format=torch.contiguous_format).view(shape)
 
 
 def _apart_from(tensor: Tensor, part: Tensor) -> Tensor:

@@ -128,12 +128,14 @@ class Operation(NamedTuple):
     Args:
         copied: the positions of the operands that are copied before it reads them, since they do not lie in order; ``copied_bytes`` of
             all.
+        apart: a view that copies, so that its result lies in memory of its own.
     """
 
     op: Op
     strategy: Strategy
     copied: tuple[int, ...] = ()
     copied_bytes: int = 0
+    apart: bool = False
 
     @property
     def workspace(self) -> int:

@@ -6,7 +6,7 @@ import math
 
 from autopar.cost_models import Machine
 from autopar.graph import DTYPE_BYTES, Graph, Op
-from autopar.rules import IN_ORDER, MemoryOrder, find_copied, find_orders, keeps_order
+from autopar.rules import IN_ORDER, MemoryOrder, find_copied, find_orders, keeps_order, view_copies
 from autopar.schedule.instructions import Operation
 from autopar.sharding import Strategy
 
@@ -19,7 +19,7 @@ class MemoryOrders:
     def __init__(self, graph: Graph, machine: Machine) -> None:
         self.graph, self.sizes = graph, machine.mesh.sizes
         self._keeping: dict[int, bool] = {}
-        self._found: dict[tuple[int, int, Orders], tuple[Strategy, Orders, tuple[int, ...], int]] = {}
+        self._found: dict[tuple[int, int, Orders], tuple[Strategy, Orders, tuple[int, ...], int, bool]] = {}
         """By kind of operator, identity of its strategy, which is held so that no other takes it, and how operands lie."""
 
     def run(self, op: Op, strategy: Strategy, given: Orders) -> tuple[Orders, Operation]:
@@ -36,13 +36,14 @@ class MemoryOrders:
         key = kind, id(strategy), given
         if key not in self._found:
             self._found[key] = strategy, *self._find(op, strategy, given)
-        _, results, copied, size = self._found[key]
-        return results, Operation(op, strategy, copied, size)
+        _, results, copied, size, apart = self._found[key]
+        return results, Operation(op, strategy, copied, size, apart)
 
-    def _find(self, op: Op, strategy: Strategy, given: Orders) -> tuple[Orders, tuple[int, ...], int]:
+    def _find(self, op: Op, strategy: Strategy, given: Orders) -> tuple[Orders, tuple[int, ...], int, bool]:
         tensors, inputs = self.graph.tensors, len(op.inputs)
         names, specs = (*op.inputs, *op.outputs), (*strategy.inputs, *strategy.outputs)
         shapes = [spec.local_shape(tensors[name].shape, self.sizes) for name, spec in zip(names, specs, strict=True)]
         copied = find_copied(op, shapes[:inputs], given)
         size = sum(math.prod(shapes[place]) * DTYPE_BYTES[tensors[op.inputs[place]].dtype] for place in copied)
-        return find_orders(op, shapes[:inputs], given, shapes[inputs:], exchanges=bool(strategy.inner)), copied, size
+        orders = find_orders(op, shapes[:inputs], given, shapes[inputs:], exchanges=bool(strategy.inner))
+        return orders, copied, size, view_copies(op, shapes[:inputs], given, shapes[inputs:])

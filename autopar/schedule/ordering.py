@@ -219,7 +219,7 @@ class _Writer:
         orders, self.operations[name] = self.prices.orders.run(op, strategy, tuple([self.values[value].order for value in reads]))
         for value, tensor, spec, size, order in zip(writes, op.outputs, strategy.outputs, priced.sizes, orders, strict=True):
             self.values[value] = Value(tensor, spec, size, order)
-        taken = 0 if priced.alias and reads else sum(priced.sizes)
+        taken = 0 if priced.alias and reads and not self.operations[name].apart else sum(priced.sizes)
         self._add("run", phase, reads, writes, priced.stream, priced.seconds, taken, name, priced.launches, priced.reads_back or None)
 
     def _make(self, value: str, reader: str) -> None:

@@ -141,7 +141,8 @@ class Schedule:
         views = {target: is_alias(op) for target, op in {item.op.target: item.op for item in self.operations.values()}.items()}
         for item in self.instructions:
             if item.kind == "run":
-                shared = item.over or (item.reads[0] if item.reads and views[self.operations[item.of].op.target] else "")
+                operation = self.operations[item.of]
+                shared = item.over or (item.reads[0] if item.reads and views[operation.op.target] and not operation.apart else "")
                 for name in item.writes:
                     root[name] = root[shared] if shared else name
             elif item.kind == "slice":

@@ -46,6 +46,25 @@ def test_a_slice_of_columns_is_copied_to_be_scattered() -> None:
     _verify(Target(Joined(), (torch.randn(8, 64, 8), torch.randn(8, 64, 3)), loss=_squares))
 
 
+class Attention(nn.Module):
+    """The kernel leaves its result turned, so that heads become one dim without a copy."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found = nn.functional.scaled_dot_product_attention(q, k, v)
+        return found.transpose(1, 2).reshape(found.shape[0], found.shape[2], -1).sum(-1)
+
+
+@pytest.mark.filterwarnings("ignore:no machine is like stress")
+def test_a_view_of_what_was_gathered_in_order_is_a_copy() -> None:
+    """Nothing else is as large as the gathered result and the copy of it."""
+    target = Target(Attention(), tuple(torch.randn(8, 4, 32, 16) for _ in range(3)))
+    pins = {**dict.fromkeys(("input:q", "input:k", "input:v"), "S0 R R R"), "op:attention": "R R R R", "op:view": "R R R"}
+    plan = autopar.plan(target.model, target.args, mode="inference", mesh="2", hardware=stressed(), constraints=pins)
+    assert [row.tensor for row in plan.reshards][:1] == ["attention"]
+    found = verify(plan, target, backend="simulate", steps=1)
+    assert found.passed and found.measured_bytes == found.predicted_bytes and check(plan) == ()
+
+
 def _heads(x: Tensor, w: Tensor) -> Tensor:
     rows, length, width = x.shape
     q, k, v = (part.view(rows, length, 4, width // 4).transpose(1, 2) for part in (x @ w).split(width, -1))
