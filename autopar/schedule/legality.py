@@ -202,10 +202,10 @@ def _phases_in_order(schedule: Schedule) -> Violations:
 def _second_runs(schedule: Schedule) -> Violations:
     for item in schedule.instructions:
         if item.kind == "run" and (item.phase == "recompute" or item.of.endswith(AGAIN)):
-            first = schedule.operations.get(item.of.removesuffix(AGAIN))
+            again, first = schedule.operations[item.of], schedule.operations.get(item.of.removesuffix(AGAIN))
             if item.phase != "recompute" or first is None or item.of == first.op.name or first.op.phase != FORWARD:
                 yield item.id, f"runs {item.of} in phase {item.phase}, which is no second run of an operator of forward"
-            elif schedule.operations[item.of] != first:
+            elif (again.op, again.strategy) != (first.op, first.strategy):  # what it reads may lie otherwise, and be copied
                 yield item.id, f"runs {item.of} otherwise than {first.op.name} has run"
             elif why_once(first.op):
                 yield item.id, f"runs {first.op.name} a second time, which it may not: {why_once(first.op)}"

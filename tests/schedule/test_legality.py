@@ -356,6 +356,14 @@ def test_what_is_whole_is_legal() -> None:
         assert check_legal(whole(seed, 0.5), "the passes") == whole(seed, 0.5)
 
 
+def test_a_second_run_may_copy_what_the_first_did_not() -> None:
+    """What it reads was gathered again, and lies otherwise."""
+    schedule = whole(again=1.0)
+    name = next(item.of for item in kind(schedule, "run") if item.phase == "recompute")
+    copying = schedule.operations[name]._replace(copied=(0,), copied_bytes=4)
+    check_legal(replace(schedule, operations={**schedule.operations, name: copying}), "the passes")
+
+
 def test_a_pass_that_breaks_something_is_named() -> None:
     def forget(schedule: Schedule) -> Schedule:
         return replace(schedule, instructions=schedule.instructions[1:])
