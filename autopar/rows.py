@@ -37,7 +37,7 @@ def _registered(name: str) -> str:
 
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
-    if set(given) != {"args", "kwargs"} or not isinstance(given["args"], list) or not isinstance(given["kwargs"], dict):
+    if not isinstance(given.get("args"), list) or not isinstance(given.get("kwargs"), dict):
         raise ValueError("not the arguments of an operator: a list of args and kwargs by name")
     return given
 

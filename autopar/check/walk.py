@@ -17,7 +17,7 @@ from autopar.check.legs import Ends, Leg, legs, transfer
 from autopar.check.memory_orders import MemoryOrders
 from autopar.check.parts import halfway, illegal, largest
 from autopar.cost_models import Machine, Operator
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, FileError
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tensor, from_json
 from autopar.plan import Plan
 from autopar.reshard import find_reshard
@@ -425,6 +425,8 @@ class Walk:
 
 def _as_op(row: OpPlan) -> Op:
     attributes = row.attributes
+    if set(attributes) != {"args", "kwargs"}:
+        raise FileError(f"ops.{row.name}.attributes: not the arguments of an operator", "undo the edit, or plan again")
     return Op(
         row.name, row.op, tuple(entry.tensor for entry in row.inputs), tuple(entry.tensor for entry in row.outputs),
         from_json(attributes["args"]), tuple((key, from_json(value)) for key, value in attributes["kwargs"].items()), row.module,

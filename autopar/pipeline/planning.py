@@ -231,11 +231,12 @@ class _Planner:
             tried.add(cut)
             if made is not None:
                 searches = replace(searches, has_plan=True)
-                estimates.learn(made.cut, made.costs, made.transfer_seconds)
                 best = made if best is None or made.times.step <= best.times.step else best
-            if self.asked.cut is not None or best is None or not estimates.planned:
+            if self.asked.cut is not None or best is None:
                 break
-            cut = estimates.improve_cut(best.cut, tried)
+            if made is not None:
+                estimates.learn(made.cut, made.costs, made.transfer_seconds)
+            cut = estimates.improve_cut(best.cut, tried) if estimates.planned else None
             if cut is None:
                 break
         return best
