@@ -29,6 +29,8 @@ class StageEstimates:
         in_flight: microbatches that each stage is planned for, shape [n].
         positions: ranks along the axis of stages.
         microbatches: of a step.
+        transfer: seconds of what crosses.
+        planned: by microbatches in flight and kinds of units, the seconds of the units and the figures of their plan.
     """
 
     units: tuple[str, ...]
@@ -39,7 +41,6 @@ class StageEstimates:
     microbatches: int
     transfer: float = 0.0
     planned: dict[int, dict[tuple[int, ...], tuple[float, StageCosts]]] = field(default_factory=dict)
-    """By microbatches in flight and kinds of units: seconds of the units, and the figures of the plan."""
 
     def __post_init__(self) -> None:
         self.until = list(accumulate(self.seconds, initial=0.0))

@@ -82,7 +82,7 @@ def find_orders(
 
 
 def view_copies(op: Op, shapes: Sequence[Shape], given: Sequence[MemoryOrder], results: Sequence[Shape]) -> bool:
-    """Whether a view copies its source, which lies otherwise than where the graph was traced: turned, and its dims are to be one.
+    """Whether a view copies its source: dims that become one do not lie as one in memory. They did when the graph was traced.
 
     Args:
         shapes, given, results: see ``find_orders``.
