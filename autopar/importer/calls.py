@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,34 +72,26 @@ def input_name(path: tuple[str, ...], tops: Mapping[tuple[str, ...], str]) -> st
 def tree_of(item: Any, tops: Mapping[tuple[str, ...], str], top: tuple[str, ...]) -> Any:
     """A JSON tree of one argument, tensors as ``{"tensor": NAME}``."""
     leaves, _ = torch_compat.flatten_with_paths(item)
-    named = [(path, {"tensor": ".".join((tops[top], *path))} if isinstance(leaf, Tensor) else plain_leaf(leaf)) for path, leaf in leaves]
-    return nested(item, named)
+    shown = ({"tensor": ".".join((tops[top], *path))} if isinstance(leaf, Tensor) else plain_leaf(leaf) for path, leaf in leaves)
+    return nested(item, shown)
 
 
-def nested(item: Any, leaves: Sequence[tuple[tuple[str, ...], Any]], *, result: bool = False) -> Any:
-    """Containers as JSON lists and objects around leaves given by path; in a result, objects say whether they were named tuples."""
-    if len(leaves) == 1 and leaves[0][0] == ():
-        return leaves[0][1]
-    sequence = isinstance(item, (list, tuple)) and not hasattr(item, "_fields")
-    groups: dict[str, list[tuple[tuple[str, ...], Any]]] = {}
-    for path, leaf in leaves:
-        groups.setdefault(path[0], []).append((path[1:], leaf))
-    if sequence:
-        children = [nested(item[int(key)], group, result=result) for key, group in groups.items()]
-        return {NAMED_TUPLE: dict(zip(type(item).__match_args__, children, strict=True))} if result and _is_torchs_own(item) else children
-    found = {key: nested(_child(item, key), group, result=result) for key, group in groups.items()}
+def nested(item: Any, leaves: Iterator[Any], *, result: bool = False) -> Any:
+    """Containers, empty ones too, as JSON lists and objects around what stands for their leaves, in order; in a result, objects say
+    whether they were named tuples."""
+    if not torch_compat.is_known_container(item):
+        return next(leaves)
+    found = {name: nested(child, leaves, result=result) for name, child in torch_compat.named_children_of(item)}
+    if isinstance(item, (list, tuple)) and not hasattr(item, "_fields"):
+        kind: Any = type(item)
+        children = list(found.values())
+        return {NAMED_TUPLE: dict(zip(kind.__match_args__, children, strict=True))} if result and _is_torchs_own(item) else children
     return {NAMED_TUPLE: found} if result and isinstance(item, tuple) else found
 
 
 def _is_torchs_own(item: Any) -> bool:
     """Whether it is one of ``torch.return_types``, which are tuples with names too."""
     return getattr(torch.return_types, type(item).__name__, None) is type(item)
-
-
-def _child(item: Any, key: str) -> Any:
-    if isinstance(item, Mapping):
-        return next(value for name, value in item.items() if str(name) == key)
-    return getattr(item, key, None)
 
 
 def plain_leaf(leaf: Any) -> Any:

@@ -26,7 +26,7 @@ def opened(value: Any) -> Any:
     >>> from types import SimpleNamespace
     >>> import torch
     >>> opened([SimpleNamespace(x=SimpleNamespace(), y=1, z=torch.ones(2)), 3])
-    [{'z': tensor([1., 1.])}, 3]
+    [{'y': 1, 'z': tensor([1., 1.])}, 3]
     """
     parts = _parts(value)
     if parts is not None:
@@ -79,12 +79,10 @@ class Kind:
         return made
 
     def _filled(self, made: Mapping[str, Any]) -> Any:
-        """The dataclass with these fields; as it is where that is none, or needs more."""
+        """The dataclass with these fields; as it is where that is none, or had what is not here."""
         if not dataclasses.is_dataclass(self.cls):
             return made
-        fields = [item for item in dataclasses.fields(self.cls) if item.init]
-        needed = (item.name for item in fields if item.default is item.default_factory is dataclasses.MISSING)
-        whole = all(name in made for name in needed) and made.keys() <= {item.name for item in fields}
+        whole = made.keys() == self.parts.keys() <= {item.name for item in dataclasses.fields(self.cls) if item.init}
         return self.cls(**made) if whole else made
 
 
@@ -96,6 +94,14 @@ def kind_of(value: Any) -> Kind:
     elif isinstance(value, Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         parts = value if isinstance(value, Mapping) else {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     return Kind(type(value), {str(name): kind_of(part) for name, part in parts.items()})
+
+
+def parts_of(value: Any) -> dict[str, Any]:
+    """What a container holds, by the names that its capture gives; nothing of what is none."""
+    parts = _parts(value)
+    if parts is None:
+        return dict(torch_compat.named_children_of(value)) if torch_compat.is_known_container(value) else {}
+    return {str(name): part for name, part in parts.items()}
 
 
 def _put(made: Any, name: Any, value: Any) -> None:
@@ -113,9 +119,19 @@ def _parts(value: Any) -> dict[Any, Any] | None:
         return {key: part for key, part in value.items() if part is not None}
     if dataclasses.is_dataclass(value):
         fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
-        return {name: part for name, part in fields.items() if isinstance(part, _PLAIN) or holds_tensors(part)}
-    parts = {name: part for name, part in vars(value).items() if holds_tensors(part)} if hasattr(value, "__dict__") else {}
-    return parts or None
+        return {name: part for name, part in fields.items() if _is_plain(part) or holds_tensors(part)}
+    if not hasattr(value, "__dict__") or not holds_tensors(value):
+        return None
+    return {name: part for name, part in vars(value).items() if _is_plain(part) or holds_tensors(part)}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether nothing but plain values, and containers that can be opened, is in the value."""
+    if isinstance(value, _PLAIN):
+        return True
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return all(_is_plain(getattr(value, item.name)) for item in dataclasses.fields(value))
+    return (torch_compat.is_known_container(value) or isinstance(value, Mapping)) and all(map(_is_plain, parts_of(value).values()))
 
 
 def holds_tensors(value: Any, within: tuple[int, ...] = ()) -> bool:

@@ -363,8 +363,8 @@ def _outputs(program: torch.export.ExportedProgram) -> tuple[tuple[str, ...], An
     single = len(leaves) == 1
     names = ["loss" if single and scalar[0] else ".".join(path) or "0" for path, _ in leaves]
     named = list(zip(leaves, names, strict=True))
-    items = [(path, {"tensor": name} if isinstance(leaf, torch.fx.Node) else plain_leaf(leaf)) for (path, leaf), name in named]
-    tree = nested(result, items, result=True)
+    shown = ({"tensor": name} if isinstance(leaf, torch.fx.Node) else plain_leaf(leaf) for (_, leaf), name in named)
+    tree = nested(result, shown, result=True)
     tensors = [(name, leaf) for (_, leaf), name in named if isinstance(leaf, torch.fx.Node)]
     loss = next((index for index, (name, leaf) in enumerate(tensors) if name == "loss" and _is_scalar(leaf)), None)
     return tuple(name for name, _ in tensors), tree, loss

@@ -90,6 +90,14 @@ def children_of(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     return items, lambda others: _pytree.tree_unflatten(others, structure)
 
 
+def named_children_of(value: Any) -> list[tuple[str, Any]]:
+    """The items of a known container, by dict key, attribute name or index as text."""
+    from torch.utils import _pytree
+
+    items, _ = _pytree.tree_flatten_with_path(value, is_leaf=lambda item: item is not value)
+    return [(_step(path[0]), item) for path, item in items]
+
+
 
 NO_TORCH_FUNCTION = torch._C._disabled_torch_function_impl
 """``__torch_function__`` of a tensor class whose results are not of the class."""

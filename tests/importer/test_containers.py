@@ -16,6 +16,7 @@ from autopar.errors import CaptureError
 from autopar.importer import capture
 from autopar.importer.containers import closed, opened
 from autopar.verify import verify
+from autopar.verify.launch import run_ranks
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,67 @@ def test_models_with_classes_of_their_own_are_planned_and_verified(grown):
     result = verify(made, target, backend="simulate", steps=2)
     assert result.passed, result.problems
     assert ("aten.cat.default" in {op.op for op in made.ops}) == grown
+
+
+@dataclass
+class Given:
+    x: Any
+    sizes: Any = None
+    inner: Any = None
+    other: Any = None
+
+
+RESULTS = {
+    "an empty list in the middle": lambda x: (x, [], x.sum(), ()),
+    "empty items of a dictionary": lambda x: {"x": x, "none": {}, "of": [(), {"y": x}]},
+    "only plain values in a field": lambda x: Given(x, (3, 4), {"n": [1, "s", None]}),
+    "an empty field": lambda x: Given(x, [], {}),
+    "a dataclass of plain values in a field": lambda x: Given(x, inner=Given(3, sizes=(1.5,))),
+}
+
+
+class Giving(nn.Linear):
+    def __init__(self, result: Any) -> None:
+        super().__init__(4, 4)
+        self.result = result
+
+    def forward(self, x: Tensor) -> Any:
+        return self.result(super().forward(x))
+
+
+@pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)
+def test_results_hold_what_the_model_gave(result: Any) -> None:
+    """Empty containers were left out of tuples, so that all behind them moved; fields without tensors had their defaults."""
+    model, x = Giving(result), torch.randn(8, 4)
+    plan, wanted = autopar.plan(model, (x,), mesh="1", mode="inference", hardware="cpu-cluster"), model(x)
+    assert run_ranks(lambda rank: _shown(autopar.compile(model, plan)(x)), 1) == [_shown(wanted)]
+    assert verify(plan, (model, (x,)), backend="simulate").passed
+
+
+def _shown(value: Any) -> Any:
+    """Tensors by their sums, lists as tuples."""
+    if isinstance(value, Given):
+        return {name: _shown(part) for name, part in vars(value).items()}
+    if isinstance(value, dict):
+        return {name: _shown(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_shown, value))
+    return round(value.sum().item(), 4) if isinstance(value, Tensor) else value
+
+
+def test_a_class_whose_field_cannot_be_told_is_not_made_up() -> None:
+    """A field that no capture sees had its default."""
+    model, x = Giving(lambda x: Given(x, other=print)), torch.randn(8, 4)
+    plan = autopar.plan(model, (x,), mesh="1", mode="inference", hardware="cpu-cluster")
+
+    def run(rank: int) -> tuple[Any, str]:
+        found = autopar.compile(model, plan)(x)
+        try:
+            return found.sizes, found.other
+        except AttributeError as error:
+            return found.sizes, str(error)
+
+    assert run_ranks(run, 1) == [(None, "the result has no 'other'; it has x, sizes, inner")]
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch.compile's own imports
