@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import namedtuple
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,8 @@ from torch import nn
 
 from autopar.errors import UsageError
 from autopar.graph import NAMED_TUPLE
-from autopar.importer.containers import Kind, opened
+from autopar.importer.calls import nested
+from autopar.importer.containers import Kind, opened, parts_of
 from autopar.torch_compat import flatten_with_paths
 
 
@@ -33,8 +34,8 @@ class LacksLossError(UsageError):
 _HINT = "call the module with the arguments it was planned with, or plan it again with these"
 
 
-Nesting = tuple[tuple[tuple[str, ...], Hashable], ...]
-"""Where in a call tensors and plain values stand."""
+Nesting = str
+"""Where in a call tensors and plain values stand, and empty containers."""
 TENSOR = "tensor"
 """What stands for a tensor in it."""
 _VALUES = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
@@ -164,11 +165,13 @@ class CallTree:
         """
         if self.forward is not None:
             args, kwargs = self._by_name(args, kwargs)
-        leaves, _ = flatten_with_paths(opened((tuple(args), dict(kwargs), tuple(loss_args))))
+        call = opened((tuple(args), dict(kwargs), tuple(loss_args)))
+        leaves, _ = flatten_with_paths(call)
         for path, leaf in leaves:
             if not isinstance(leaf, (*_VALUES, torch.Tensor)):
                 raise UsageError(f"argument {'.'.join(path[1:])} is a {type(leaf).__name__}, which no program can be made for", self._hint)
-        return tuple((path, TENSOR if isinstance(leaf, torch.Tensor) else (type(leaf).__name__, str(leaf))) for path, leaf in leaves)
+        shown = (TENSOR if isinstance(leaf, torch.Tensor) else (type(leaf).__name__, str(leaf)) for _, leaf in leaves)
+        return repr(nested(call, shown))
 
     @cached_property
     def _loss_names(self) -> tuple[str | None, ...]:
@@ -229,9 +232,13 @@ def leaves(tree: Any, value: Any, place: str = "the value") -> Iterator[tuple[st
             raise kind(f"{place} is a {type(value).__name__}, the plan was made for a tensor", _HINT)
         yield tree["tensor"], value
     elif isinstance(tree, Mapping):
+        parts = parts_of(value)
+        further = [] if NAMED_TUPLE in tree else [name for name in parts if name not in tree]
+        if further:
+            raise OtherCallError(f"{place} has {', '.join(further)}, the captured call had none", _HINT)
         for key, child in tree.get(NAMED_TUPLE, tree).items():
             try:
-                below = _named(value)[key] if isinstance(value, Mapping) else getattr(value, key)
+                below = parts[key] if key in parts or isinstance(value, Mapping) else getattr(value, key)
             except (KeyError, AttributeError):
                 raise OtherCallError(f"{place} has no {key}, the captured call had one", _HINT) from None
             yield from leaves(child, below, f"{place}.{key}")
@@ -240,8 +247,14 @@ def leaves(tree: Any, value: Any, place: str = "the value") -> Iterator[tuple[st
             raise OtherCallError(f"{place} is {_shown(value):.80}, the captured call had {len(tree)} items there", _HINT)
         for index, (child, below) in enumerate(zip(tree, value, strict=True)):
             yield from leaves(child, below, f"{place}[{index}]")
-    elif isinstance(value, torch.Tensor) or value != tree:
+    elif isinstance(value, torch.Tensor) or _told(value) != _told(tree):
         raise OtherCallError(f"{place} is {_shown(value):.80}, the plan was made for {tree!r:.80}", _HINT)
+
+
+def _told(value: Any) -> Any:
+    """A plain value beside the kind of number that it is: torch computes otherwise with 2.0 than with 2."""
+    kind = next((kind for kind in (bool, int, float) if isinstance(value, kind)), None)
+    return kind, value
 
 
 def _shown(value: Any) -> str:
@@ -253,11 +266,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {_shown(item)}' for key, item in value.items())}}}"
     return " ".join(repr(value).split())
-
-
-def _named(value: Mapping[Any, Any]) -> dict[str, Any]:
-    """The items by their keys as text, as trees name them."""
-    return {str(key): item for key, item in value.items()}
 
 
 class Record(dict[str, Any]):

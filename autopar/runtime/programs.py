@@ -65,7 +65,7 @@ class Key:
     mode: Literal["train", "inference"]
     shapes: Shapes
     changes: tuple[Change, ...] = ()
-    nesting: Nesting = ()
+    nesting: Nesting = ""
 
 
 @dataclass
@@ -149,7 +149,7 @@ class Programs:
         """
         try:
             tensors = self.main.call.tensors(args, kwargs)
-            return (), {item.name: input_of(tensors, item) for item in self._inputs}
+            return "", {item.name: input_of(tensors, item) for item in self._inputs}
         except OtherCallError:
             if self.bind is None:
                 raise

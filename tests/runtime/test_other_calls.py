@@ -182,6 +182,63 @@ def test_what_is_no_call_of_the_model_stays_refused(tmp_path: Any) -> None:
         assert "the call differs from the captured one in 1 arguments by position where it had 2" in exported
 
 
+class Summed(nn.Module):
+    """Adds up whatever tensors it is given, and multiplies by all numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4, dtype=torch.float64)
+
+    def forward(self, x: Tensor, more: Any, ids: Tensor, *, most: float = 1.0, **factors: Any) -> tuple[Tensor, Tensor]:
+        found = self.layer(x).clamp(max=most)
+        for part in getattr(more, "parts", more).values():
+            found = found + part if isinstance(part, Tensor) else found * (len(part) + 2)
+        for factor in (*factors.values(), getattr(more, "factor", 1)):
+            found, ids = found * factor, ids * factor
+        return found, ids
+
+
+class Own:
+    """A class that export does not know, with a number beside tensors."""
+
+    def __init__(self, factor: float, **parts: Any) -> None:
+        self.factor, self.parts = factor, parts
+
+
+A, B = torch.rand(8, 4, dtype=torch.float64), torch.rand(8, 4, dtype=torch.float64)
+FURTHER: dict[str, tuple[tuple[Any, dict[str, Any]], ...]] = {
+    "items of a dictionary": (({"a": A}, {}), ({"a": A, "b": B}, {}), ({"b": B}, {}), ({}, {}), ({"b": B, "a": A}, {})),
+    "a dictionary that was empty": (({}, {}), ({"a": A}, {})),
+    "names beside the signature's": (({"a": A}, {}), ({"a": A}, {"one": 2.0}), ({"a": A}, {"one": 2.0, "two": 3.0})),
+    "empty items": (({"a": A}, {}), ({"a": A, "b": []}, {}), ({"a": A, "b": [[]]}, {}), ({"a": A, "b": [[], []]}, {})),
+    "numbers of another kind": (({"a": A}, {"one": 2}), ({"a": A}, {"one": 2.0}), ({"a": A}, {"one": 1}), ({"a": A}, {"one": True})),
+    "attributes of own classes": ((Own(2.0, a=A), {}), (Own(3.0, a=A), {}), (Own(3.0, a=A, b=B), {})),
+}
+"""What comes beside tensors, and by further names: the first as planned."""
+
+
+@pytest.mark.parametrize("kind", FURTHER)
+def test_what_a_call_has_beside_what_was_planned_counts(kind: str, tmp_path: Any) -> None:
+    """Further items were left out, and numbers taken for equal ones, without a word."""
+    x, ids = torch.rand(8, 4, dtype=torch.float64), torch.arange(8)
+    torch.manual_seed(0)
+    plain = Summed()
+    (first, named), *_ = FURTHER[kind]
+    autopar.plan(plain, (x, first, ids), named, mesh="1", hardware="cpu-cluster").save(tmp_path / "plan.json")
+    wanted = [plain(x, more, ids, **factors) for more, factors in FURTHER[kind]]
+
+    def run(rank: int) -> list[str]:
+        module = autopar.compile(plain, tmp_path / "plan.json", example=((x, first, ids), named, ()))
+        found = [module(x, more, ids, **factors) for more, factors in FURTHER[kind]]
+        return [
+            str(index)
+            for index, (mine, other) in enumerate(zip(found, wanted, strict=True))
+            if not (torch.allclose(mine[0], other[0]) and torch.equal(mine[1], other[1]) and mine[1].dtype == other[1].dtype)
+        ]
+
+    assert on_ranks(run, 1) == [[]]
+
+
 @pytest.mark.parametrize(
     ("tree", "value", "said"),
     [
