@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from autopar import torch_compat
 from autopar.errors import UsageError
-from autopar.graph import NAMED_TUPLE
+from autopar.graph import NAMED_TUPLE, to_json
 from autopar.importer.containers import opened
 
 
@@ -95,5 +95,5 @@ def _is_torchs_own(item: Any) -> bool:
 
 
 def plain_leaf(leaf: Any) -> Any:
-    """What stands in a JSON tree for a value that is no tensor."""
-    return leaf if leaf is None or isinstance(leaf, (bool, int, float, str)) else str(leaf)
+    """What stands in a JSON tree for a value that is no tensor: infinite and not-a-number floats as in ``to_json``."""
+    return to_json(leaf) if leaf is None or isinstance(leaf, (bool, int, float, str)) else str(leaf)

@@ -7,6 +7,7 @@ values that were baked into the graph, which a later call must repeat.
 from __future__ import annotations
 
 import inspect
+import math
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from autopar.errors import UsageError
-from autopar.graph import NAMED_TUPLE
+from autopar.graph import NAMED_TUPLE, from_json
 from autopar.importer.calls import nested
 from autopar.importer.containers import Kind, opened, parts_of
 from autopar.torch_compat import flatten_with_paths
@@ -38,12 +39,18 @@ Nesting = str
 """Where in a call tensors and plain values stand, and empty containers."""
 TENSOR = "tensor"
 """What stands for a tensor in it."""
+_NO_NUMBERS = ("inf", "-inf", "nan")
 _VALUES = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 
 
 def is_leaf(tree: Any) -> bool:
     """Whether a node of the tree stands for a tensor."""
     return isinstance(tree, Mapping) and set(tree) == {"tensor"} and isinstance(tree["tensor"], str)
+
+
+def read_plain(tree: Any) -> Any:
+    """A node of the tree, as the float that it may stand for."""
+    return from_json(tree) if isinstance(tree, Mapping) and set(tree) == {"float"} and tree["float"] in _NO_NUMBERS else tree
 
 
 @dataclass(frozen=True)
@@ -226,6 +233,7 @@ def leaves(tree: Any, value: Any, place: str = "the value") -> Iterator[tuple[st
     Raises:
         UsageError: when the value is not nested as the tree is; ``place`` is what the error calls it.
     """
+    tree = read_plain(tree)
     if is_leaf(tree):
         if not isinstance(value, torch.Tensor):
             kind = OtherCallError if value is None else UsageError
@@ -254,7 +262,7 @@ def leaves(tree: Any, value: Any, place: str = "the value") -> Iterator[tuple[st
 def _told(value: Any) -> Any:
     """A plain value beside the kind of number that it is: torch computes otherwise with 2.0 than with 2."""
     kind = next((kind for kind in (bool, int, float) if isinstance(value, kind)), None)
-    return kind, value
+    return kind, "nan" if kind is float and math.isnan(value) else value
 
 
 def _shown(value: Any) -> str:
@@ -286,6 +294,7 @@ class Record(dict[str, Any]):
 
 
 def _rebuild(tree: Any, outputs: Mapping[str, Any]) -> Any:
+    tree = read_plain(tree)
     if is_leaf(tree):
         return outputs[tree["tensor"]]
     if isinstance(tree, Mapping) and set(tree) == {NAMED_TUPLE}:

@@ -24,7 +24,7 @@ from autopar.recording import machine_of, replay
 from autopar.rows import Inputs, Outputs
 from autopar.runtime.agreement import check_agreement, everyones, fetch, find_sources, together
 from autopar.runtime.backends import Backend, ProcessRanks, TracedRanks
-from autopar.runtime.calls import CallTree, is_leaf
+from autopar.runtime.calls import CallTree, is_leaf, read_plain
 from autopar.runtime.checkpoints import chunks, part_of
 from autopar.runtime.cuda_graphs import find_recorder
 from autopar.runtime.emission import Graphs, emit
@@ -466,6 +466,7 @@ def example_of(
     """
 
     def build(tree: Any) -> Any:
+        tree = read_plain(tree)
         if is_leaf(tree):
             name = tree["tensor"]
             row = inputs[name]

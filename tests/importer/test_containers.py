@@ -86,6 +86,7 @@ RESULTS = {
     "only plain values in a field": lambda x: Given(x, (3, 4), {"n": [1, "s", None]}),
     "an empty field": lambda x: Given(x, [], {}),
     "a dataclass of plain values in a field": lambda x: Given(x, inner=Given(3, sizes=(1.5,))),
+    "an infinite number": lambda x: Given(x, float("inf")),
 }
 
 

@@ -212,6 +212,7 @@ FURTHER: dict[str, tuple[tuple[Any, dict[str, Any]], ...]] = {
     "names beside the signature's": (({"a": A}, {}), ({"a": A}, {"one": 2.0}), ({"a": A}, {"one": 2.0, "two": 3.0})),
     "empty items": (({"a": A}, {}), ({"a": A, "b": []}, {}), ({"a": A, "b": [[]]}, {}), ({"a": A, "b": [[], []]}, {})),
     "numbers of another kind": (({"a": A}, {"one": 2}), ({"a": A}, {"one": 2.0}), ({"a": A}, {"one": 1}), ({"a": A}, {"one": True})),
+    "infinite numbers": (({"a": A}, {"most": float("inf")}), ({"a": A}, {"most": 0.1}), ({"a": A}, {"most": -float("inf")})),
     "attributes of own classes": ((Own(2.0, a=A), {}), (Own(3.0, a=A), {}), (Own(3.0, a=A, b=B), {})),
 }
 """What comes beside tensors, and by further names: the first as planned."""
