@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import count
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +56,25 @@ def test_plan_of_a_graph_is_the_plan_of_its_model(graph: autopar.Graph) -> None:
     assert done[0] == done[1]
     assert second.model.target == "Block" and second.hardware["name"] == "h100-sxm"
     assert autopar.check(first, graph) == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"mode": "inference"}, "the graph is one of training, asked is inference"),
+        ({"compute_dtype": "bfloat16"}, "the graph computes in its own dtype, asked is bfloat16"),
+        ({"loss": square}, "the graph was captured without a loss"),
+    ],
+)
+def test_what_a_captured_graph_is_not_is_refused(asked: dict[str, Any], said: str) -> None:
+    """It was planned as it is."""
+    with pytest.raises(UsageError, match=said):
+        autopar.plan(autopar.capture(Block(), (X,)), mesh="2", **asked)
+
+
+def test_arguments_of_a_loss_that_is_not_there_are_refused() -> None:
+    with pytest.raises(UsageError, match="there are loss_args and no loss"):
+        autopar.plan(Block(), (X,), loss_args=(Y,), mesh="2")
 
 
 def test_each_phase_of_a_search_is_a_line_of_the_log(graph: autopar.Graph, caplog: pytest.LogCaptureFixture) -> None:

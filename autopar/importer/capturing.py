@@ -232,6 +232,8 @@ def _check(
         raise UsageError(f"loss is a {type(loss).__name__}, not a function", "pass loss(outputs, *loss_args) -> scalar")
     if not isinstance(loss_args, (tuple, list)):
         raise UsageError(f"loss_args is a {type(loss_args).__name__}, not a tuple", "pass a tuple, (targets,) for one")
+    if loss_args and loss is None:
+        raise UsageError("there are loss_args and no loss", "pass loss(outputs, *loss_args) -> scalar, or give the model what it takes")
     return tuple(args), dict(kwargs or {}), tuple(loss_args)
 
 

@@ -318,6 +318,7 @@ def open_session(target: Target, options: PlanOptions, captures: Captures | None
         if options.microbatches not in (1, given.microbatches):
             message = f"the graph is one of {given.microbatches} microbatches, asked are {options.microbatches}"
             raise UsageError(message, "capture the model with microbatches=")
+        _check_captured(given, target, options)
         graphs: Graphs = CapturedGraph(given)
         numbers: tuple[int, ...] = (given.microbatches,)
     else:
@@ -342,6 +343,18 @@ def open_session(target: Target, options: PlanOptions, captures: Captures | None
     name = options.name or ("graph" if isinstance(given, Graph) else type(given).__name__)
     machines = tuple(Machine(mesh, options.hardware, options.cost_model, options.execute) for mesh in meshes)
     return PlanSession(graphs, numbers, machines, options, pins, name, target.loss, spent, options.deadline)
+
+
+def _check_captured(graph: Graph, target: Target, options: PlanOptions) -> None:
+    """Raises UsageError: a graph that was captured otherwise than asked."""
+    if options.mode != graph.mode == "train":
+        raise UsageError("the graph is one of training, asked is inference", "capture the model with mode='inference'")
+    has = graph.arguments.get("compute_dtype")
+    if options.compute_dtype not in (None, has):
+        message = f"the graph computes in {has or 'its own dtype'}, asked is {options.compute_dtype}"
+        raise UsageError(message, "capture the model with compute_dtype=")
+    if target.loss is not None and graph.of_kind("tangent"):
+        raise UsageError("the graph was captured without a loss", "capture the model with loss= and loss_args=")
 
 
 def _passed_in_capture(options: PlanOptions) -> TimeLimitError:

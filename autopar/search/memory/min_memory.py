@@ -127,10 +127,14 @@ def infeasible_error(least: Memory, limit: int, ruled_out: int) -> InfeasibleErr
 
 
 def readable_bytes(size: int) -> str:
-    """Bytes with a binary unit."""
+    """Bytes with a binary unit.
+
+    >>> readable_bytes(512), readable_bytes(1010 * 2**20)
+    ('512 B', '0.986 GiB')
+    """
     value, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
+        if value < 1000:
             break
         value, unit = value / 1024, larger
     return f"{value:.3g} {unit}"
