@@ -16,10 +16,12 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 
 from autopar.errors import UsageError
 from autopar.graph import Graph
+from autopar.runtime.agreement import everyones
+from autopar.runtime.groups import Team
 from autopar.runtime.steps import Step
 from autopar.runtime.weights import Place
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import map_tensors
+from autopar.torch_compat import flatten_with_paths, map_tensors
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,18 @@ class Rows:
         return slice(start, start + length)
 
     def placed(self, tree: Any, size: int) -> Any:
-        """This rank's rows, in any nesting of tensors, as DTensors of a batch of ``size``."""
+        """This rank's rows, in any nesting of tensors, as DTensors of a batch of ``size``.
+
+        Raises:
+            UsageError: a tensor that has not the rows that were loaded.
+        """
         here = self.of(size)
+        loaded = max(here.stop - here.start, 1)  # see ``LocalIndices``
 
         def place(rows: torch.Tensor) -> torch.Tensor:
+            if rows.shape[:1] != (loaded,):
+                message = f"a batch of {loaded} loaded rows has a tensor {list(rows.shape)} in it, which is none of rows"
+                raise UsageError(message, "leave out of the batch what is not of rows, and pass it to the module beside the batch")
             rows = rows[: here.stop - here.start].to(self.place.device)
             return self.place.dtensor(rows, self.spec(size, rows.dim()), (size, *rows.shape[1:]))
 
@@ -93,7 +103,7 @@ class LocalBatches:
         dataset: of indexed examples.
         batch_size: of whole batches; the planned one when not given.
         shuffle: draws a new order each epoch, from ``seed`` and the epoch's number.
-        options: of torch's DataLoader.
+        options: of torch's DataLoader. With ``collate_fn`` ranks compare the shapes that it makes of each batch.
     """
 
     def __init__(
@@ -114,4 +124,16 @@ class LocalBatches:
         batches = [list(batch) for batch in self.batches]
         loader = DataLoader(self.dataset, batch_sampler=LocalIndices(batches, self.rows), **self.options)
         for batch, loaded in zip(batches, loader, strict=True):
+            if self.options.get("collate_fn") is not None:
+                _check_alike(loaded, self.rows.place.team)
             yield self.rows.placed(loaded, len(batch))
+
+
+def _check_alike(loaded: Any, team: Team) -> None:
+    """Raises UsageError on all ranks: rows are not of one shape, as where each rank pads to the longest of its own. Collective."""
+    shapes = [list(tensor.shape[1:]) for _, tensor in flatten_with_paths(loaded)[0] if isinstance(tensor, torch.Tensor)]
+    everyone = everyones(shapes, team)
+    rank = next((rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]), None)
+    if rank is not None:
+        message = f"collate_fn makes rows of {everyone[0]} on rank 0 and of {everyone[rank]} on rank {rank}"
+        raise UsageError(message, "pad to a length that is the same on all ranks, not to the longest of the rows that a rank has")

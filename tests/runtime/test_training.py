@@ -505,6 +505,29 @@ def test_each_rank_loads_its_own_rows() -> None:
         assert indices == mine and loaded == [*mine[0], *mine[1], *range(16, 21)]
 
 
+def test_what_ranks_load_of_a_batch_fits_together() -> None:
+    """Ranks that padded to the longest of their own rows waited for ever, or broke off; what is not of rows was cut as if it were."""
+    plan = plan_of("2x2", 0.0)
+
+    def longest_of_own(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        x, y = (torch.stack(part) for part in zip(*rows, strict=True))
+        return nn.functional.pad(x, (0, 0 if torch.equal(x[0], Counting(8).x[0]) else 3)), y
+
+    def with_weights(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
+        return *(torch.stack(part) for part in zip(*rows, strict=True)), torch.arange(8.0)
+
+    def run(rank: int) -> list[str]:
+        module = autopar.compile(net(dropout=0.0), plan)
+        given = longest_of_own, with_weights
+        words = [refused(lambda one=one: list(module.local_batch(Counting(8), collate_fn=one))) for one in given]  # type: ignore[misc]
+        return [*words, refused(lambda: module.place_batch(torch.zeros(()), 8))]
+
+    for longest, beside, scalar in on_ranks(run, 4):
+        assert "collate_fn makes rows of [[16], [8]] on rank 0 and of [[19], [8]] on rank 2" in longest
+        assert "a batch of 4 loaded rows has a tensor [8] in it, which is none of rows" in beside
+        assert "a batch of 4 loaded rows has a tensor [] in it" in scalar
+
+
 class Wide(nn.Module):
     """Linear layers in float32."""
 
