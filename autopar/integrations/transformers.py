@@ -164,6 +164,16 @@ class AutoparTrainer(transformers.Trainer):
         with _one_process(self.accelerator.state):
             return super()._get_dataloader(dataset, description, batch_size * self.args.world_size, *args, **kwargs)
 
+    def _get_num_items_in_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's own, of this process: it has the whole batch."""
+        with _counted_once(self.args):
+            return super()._get_num_items_in_batch(*args, **kwargs)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's own. It multiplies by the number of ranks to undo their part in the count, which not every model divides by."""
+        with _counted_once(self.args):
+            return super().compute_loss(*args, **kwargs)
+
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """This rank's share of a batch's operations: the Trainer sums them over the ranks."""
         return int(super().floating_point_ops(inputs)) // int(self.args.world_size)
@@ -270,6 +280,16 @@ class _Recorder:
 
     def __call__(self, **inputs: Any) -> Any:
         raise _Recorded(inputs)
+
+
+@contextmanager
+def _counted_once(args: Any) -> Iterator[None]:
+    """The Trainer takes what this process counts for all there is: ranks do not add up their counts of one batch."""
+    asked, args.average_tokens_across_devices = args.average_tokens_across_devices, False
+    try:
+        yield
+    finally:
+        args.average_tokens_across_devices = asked
 
 
 @contextmanager

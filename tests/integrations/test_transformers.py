@@ -234,6 +234,34 @@ def test_other_settings_train_as_one_process_does(tmp_path: Path) -> None:
             assert same(one, other), (name, one, other)
 
 
+class Classes(Dataset[Any]):
+    """Rows of eight tokens, each of one of three classes."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input_ids": Rows(20).ids[index], "labels": index % 3}
+
+
+def test_a_loss_that_takes_no_count_of_labels_is_that_of_one_process(tmp_path: Path) -> None:
+    """It was multiplied by the number of ranks, and its gradients too."""
+
+    def losses(make: Callable[..., Any]) -> list[tuple[str, float]]:
+        torch.manual_seed(0)
+        config = transformers.BertConfig(
+            vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=3,
+            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        model = transformers.BertForSequenceClassification(config)
+        trainer = make(tmp_path, {"max_steps": 2}, model=model, train_dataset=Classes(), eval_dataset=Classes())
+        trainer.train()
+        return history(trainer)
+
+    wanted = alone(lambda: losses(theirs))
+    assert len(wanted) > 6 and all(same(found, wanted) for found in on_ranks(lambda rank: losses(ours), 2))
+
+
 def test_a_single_process_trains_too(one_process: tuple[Path, Any], tmp_path: Path) -> None:
     _, losses, *_ = one_process[1]
 
