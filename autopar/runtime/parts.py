@@ -36,7 +36,7 @@ def keep_within(path: str, part: nn.Module) -> None:
     held.update({kind: NoHooks(path, held[kind]) for kind in HOOKS}, _parameters=Known(path, held["_parameters"]))
     if held["_parameters"] or held["_buffers"]:
         held["_forward_pre_hooks"] = NoHooks(path, {_ITSELF: _Called(path), **held["_forward_pre_hooks"]})
-        held["_forward_pre_hooks_with_kwargs"] = {**held["_forward_pre_hooks_with_kwargs"], _ITSELF: True}
+        held["_forward_pre_hooks_with_kwargs"] = OrderedDict({**held["_forward_pre_hooks_with_kwargs"], _ITSELF: True})
         if isinstance(held.get("forward", _NOBODYS), OwnForward):
             held["forward"] = OwnForward(path, part)
 

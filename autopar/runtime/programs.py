@@ -30,7 +30,7 @@ from autopar.runtime.padding import Padding
 from autopar.runtime.parts import captured_again, copied_alone
 from autopar.runtime.placement import from_placements
 from autopar.runtime.rows import check_one_batch, described
-from autopar.runtime.settings import Change, Settings, Values
+from autopar.runtime.settings import Change, Settings, holds_values
 from autopar.runtime.steps import Step
 from autopar.schedule import Schedule
 from autopar.search import SearchResult, Shared, find_plan
@@ -255,7 +255,7 @@ class Programs:
         log.info("planning %s beside the plan", _words(key))
         with self.settings.kept():
             captured = together(lambda: self._captured(key, model, args, kwargs, tensors), self.main.place.team)
-        same_values = not any(isinstance(value, Values) for _, _, value in key.changes)
+        same_values = not any(holds_values(value) for _, _, value in key.changes)
         if self.main.graph.microbatches == 1 and same_values and not key.nesting and _same_forward(captured.graph, self.main.graph):
             return self.main
         assert self.bind is not None

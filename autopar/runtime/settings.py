@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache, partial
 from inspect import getattr_static
 from operator import itemgetter
@@ -25,7 +26,7 @@ from autopar.runtime.container_snapshot import inside, is_container, noted, put_
 from autopar.runtime.parts import OwnForward
 
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None), torch.dtype)
-_FUNCTIONS = (FunctionType, BuiltinFunctionType, partial, OwnForward)
+_NAMED = (FunctionType, BuiltinFunctionType, partial, OwnForward, Enum)
 _TORCHS = frozenset(dir(nn.Module())) - {"forward"}
 _MISSING = "missing"
 
@@ -36,9 +37,14 @@ class Values(NamedTuple):
     hash: str
 
 
+def holds_values(token: Hashable) -> bool:
+    """Whether a tensor is in what stands for a value."""
+    return isinstance(token, Values) or (isinstance(token, tuple) and any(map(holds_values, token)))
+
+
 Change = tuple[int, str, Hashable]
 """The place of a module among ``Module.modules``, the loss's own after them, the name of its attribute, and what stands for the value: of a
-function its name and a number, the same on ranks that do the same."""
+function or a member of an enumeration its name and a number, the same on ranks that do the same."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +249,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_followed(value: Any) -> bool:
-    return isinstance(value, _FUNCTIONS) or _is_plain(value)
+    return isinstance(value, _NAMED) or _is_plain(value)
 
 
 def _is_constant(value: Any) -> bool:

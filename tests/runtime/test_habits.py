@@ -1018,9 +1018,11 @@ def test_a_forward_may_register_hooks_in_every_program() -> None:
     wanted = [mse(observing()(X[:rows]), Y[:rows]).item() for rows in (8, 2)]
     plan = autopar.plan(observing(), (X,), loss=mse, loss_args=(Y,), mesh="2", hardware="cpu-cluster", constraints={"input:x": "S0 R"})
 
-    def run(rank: int) -> tuple[list[float], str]:
+    def run(rank: int) -> tuple[list[float], list[str]]:
         module = autopar.compile(observing(), plan)
-        return [module(X[:rows], Y[:rows]).item() for rows in (8, 2)], refused(lambda: module.mid.register_forward_hook(print))
+        registers = module.mid.register_forward_hook, module.mid.register_forward_pre_hook, module.mid.register_full_backward_hook
+        found = [module(X[:rows], Y[:rows]).item() for rows in (8, 2)]
+        return found, [refused(partial(register, print)) for register in registers]
 
     for found, words in on_ranks(run, 2):
-        assert found == pytest.approx(wanted, rel=1e-9) and "a hook on mid, a part of a compiled module" in words
+        assert found == pytest.approx(wanted, rel=1e-9) and all("a hook on mid, a part of a compiled module" in text for text in words)

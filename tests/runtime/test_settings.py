@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -169,6 +170,10 @@ def test_what_a_loss_does_not_read_may_change() -> None:
     assert held_by(model.forward, model) == held_by(nn.functional.cross_entropy, model) == held_by(None, model) == ()
 
 
+class Way(Enum):
+    AS_IT_IS, WITHOUT_SIGN = 1, 2
+
+
 class Configured(nn.Module):
     """What it computes is said by what containers hold; it counts its calls."""
 
@@ -177,6 +182,7 @@ class Configured(nn.Module):
         self.linear, self.names, self.history = nn.Linear(16, 4), {"plain"}, list[float]()
         self.config, self.scales, self.counts = {"scale": 1.0, "parts": {"shift": [0.0, 1.0]}}, [1.0], {"calls": 0}
         self.options, self.tables, self.further = SimpleNamespace(power=1.0, seen=0), [torch.ones(4)], [nn.Identity()]
+        self.way = Way.AS_IT_IS
 
     def forward(self, x: Tensor) -> Tensor:
         self.counts["calls"] += 1
@@ -185,6 +191,7 @@ class Configured(nn.Module):
             y = y * scale
         for part in self.further:
             y = part(y)
+        y = y.abs() if self.way is Way.WITHOUT_SIGN else y
         return y * self.options.power * self.tables[0] * (2 if "double" in self.names else 1)
 
 
@@ -204,6 +211,7 @@ INSIDE: dict[str, Callable[[Any], Any]] = {
     "another layer": lambda model: model.further.append(nn.Tanh()),
     "another container": lambda model: setattr(model, "config", {"scale": 5.0, "parts": {"shift": [1, 0.1]}}),
     "an entry of that": lambda model: model.config.update(scale=1.0),
+    "a member of an enumeration": lambda model: setattr(model, "way", Way.WITHOUT_SIGN),
 }
 
 
@@ -216,6 +224,9 @@ def test_what_containers_hold_is_followed(one_rank: None) -> None:
         torch.testing.assert_close(module(X), reference(X), msg=name)
         assert len(module._programs.made) == number + 1
     torch.testing.assert_close(copy.deepcopy(module)(X), reference(X))
+    first = autopar.compile(configured(), plan)
+    first.tables[0].mul_(3)
+    torch.testing.assert_close(first(X), 3 * configured()(X), msg="all that changes is a tensor in a container")
     made, calls = len(module._programs.made), module.counts["calls"]
     module.history.append(1.0)
     module.options.seen += 1
