@@ -107,7 +107,8 @@ def hash_of(tensor: torch.Tensor) -> str:
     """A hash of a tensor's values, ``NOTHING`` when it has none."""
     if tensor.is_meta or is_fake(tensor):
         return NOTHING
-    found, flat = hashlib.sha256(), tensor.detach().contiguous().view(-1).view(torch.uint8)
+    values = tensor.detach().resolve_conj().resolve_neg()  # see ``steps._written_out``
+    found, flat = hashlib.sha256(), values.contiguous().view(-1).view(torch.uint8)
     for begin in range(0, flat.numel(), CHUNK):
         found.update(flat[begin : begin + CHUNK].cpu().numpy())
     return found.hexdigest()

@@ -233,7 +233,7 @@ class Step:
         Raises:
             UsageError: another shape or dtype than planned.
         """
-        is_plain = not isinstance(tensor, DTensor)
+        is_plain, tensor = not isinstance(tensor, DTensor), _written_out(tensor)
         if is_plain and self.taken_whole.get(item.tensor) == (tensor.shape, tensor.dtype, tensor.device):
             return tensor.detach()
         planned, spec, mesh = self.graph.tensors[item.tensor], self.spec(item.tensor), self.place.mesh
@@ -272,7 +272,7 @@ class Step:
 
     def _cut(self, item: GraphInput, tensor: torch.Tensor, runs: int, kept: bool) -> Callable[[int], torch.Tensor]:
         """Args: ``runs``: in so many runs of rows, each cut alike. ``kept``: this rank cuts the rows that it holds."""
-        planned, spec = self.graph.tensors[item.tensor], self.spec(item.tensor)
+        planned, spec, tensor = self.graph.tensors[item.tensor], self.spec(item.tensor), _written_out(tensor)
         placed = isinstance(tensor, DTensor)
         local = self.inputs == "local" and not placed
         shape = self.place.own_shape(planned.shape, spec) if local else planned.shape
@@ -514,6 +514,11 @@ class Call:
         schedule = self.step.executable.schedule
         made = self.step.place.dtensor(local, schedule.specs[value], self.step.graph.tensors[schedule.values[value].tensor].shape)
         return made.full_tensor() if tensor in self.global_inputs else made
+
+
+def _written_out(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose memory holds its values. A conjugate, and the imaginary part of one, are views, which not all operators can read."""
+    return tensor.resolve_conj().resolve_neg()
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
