@@ -148,7 +148,8 @@ class Holder:
     """What a loss computes with.
 
     Args:
-        one: a module, an object or a function, whose attributes are what its code names, in its file and around it.
+        one: a module, an object, a function, whose attributes are what its code names, in its file and around it, and the values that its
+            arguments have by themselves, or a function with arguments (``partial``), whose attributes they are.
         names: the attributes of an object that count; all when not given.
     """
 
@@ -158,10 +159,13 @@ class Holder:
     @property
     def attributes(self) -> dict[str, Any]:
         """Buffers too, which are no DTensors here."""
+        if isinstance(self.one, partial):
+            return {**{str(place): value for place, value in enumerate(self.one.args)}, **self.one.keywords}
         if isinstance(self.one, FunctionType):
             around = zip(self.one.__code__.co_freevars, self.one.__closure__ or (), strict=True)
             own = {name: self.one.__globals__[name] for name in self.one.__code__.co_names if name in self.one.__globals__}
-            return {**own, **{name: cell.cell_contents for name, cell in around if cell != CellType()}}  # an empty one is not bound yet
+            own |= {name: cell.cell_contents for name, cell in around if cell != CellType()}  # an empty one is not bound yet
+            return own | _defaults_of(self.one)
         held = {**vars(self.one), **vars(self.one).get("_buffers", {})}
         return held if self.names is None else {name: value for name, value in held.items() if name in self.names}
 
@@ -172,8 +176,10 @@ class Holder:
     @property
     def reads(self) -> frozenset[str]:
         """The names in its code."""
+        if isinstance(self.one, partial):
+            return frozenset(self.attributes) | Holder(self.one.func).reads
         if isinstance(self.one, FunctionType):
-            return frozenset(_names_in(self.one.__code__)) | frozenset(self.one.__code__.co_freevars)
+            return frozenset({*_names_in(self.one.__code__), *self.one.__code__.co_freevars, *_defaults_of(self.one)})
         return _read_by_forward(self.one.__class__) if self.names is None else self.names
 
 
@@ -191,6 +197,7 @@ def held_by(loss: Any, model: nn.Module) -> tuple[Holder, ...]:
             return
         seen.add(id(value))
         if isinstance(value, partial):
+            found.append(Holder(value))
             further: Iterable[Any] = (value.func, *value.args, *value.keywords.values())
         elif isinstance(value, FunctionType):
             if str(value.__module__).partition(".")[0] == "torch" or (value.__globals__ is not by.__globals__ and by is not _NOBODY):
@@ -205,6 +212,13 @@ def held_by(loss: Any, model: nn.Module) -> tuple[Holder, ...]:
 
     look(loss, _NOBODY)
     return tuple(found)
+
+
+def _defaults_of(function: FunctionType) -> dict[str, Any]:
+    """The values that a function's arguments have by themselves."""
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    return dict(zip(names, values, strict=True)) | (function.__kwdefaults__ or {})
 
 
 _NOBODY = FunctionType((lambda: None).__code__, globals())

@@ -17,7 +17,7 @@ import autopar
 from autopar.runtime.settings import Settings, held_by
 from tests.runtime.test_training import on_ranks
 
-X, Y = torch.randn(8, 16), torch.arange(8) % 4
+X, Y = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 4
 SCALE = SimpleNamespace(value=1.0, seen=0)
 
 
@@ -84,8 +84,14 @@ def around() -> tuple[Callable[..., Any], Callable[[], None]]:
 
 def kinds() -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]]:
     """By name a loss, and what changes what it computes."""
+    torch.manual_seed(0)
     weighted, dropped, trainer, called, (free, change) = nn.CrossEntropyLoss(torch.rand(4) + 0.5), Dropped(), Trainer(), Called(), around()
     smoother = partial(setattr, weighted, "label_smoothing", 0.3)
+    weights, scales = torch.rand(4) + 0.5, [1.0]
+
+    def by_default(outputs: Tensor, wanted: Tensor, weights: Tensor = weights, *, scales: list[float] = scales) -> Tensor:
+        return scales[0] * nn.functional.cross_entropy(outputs, wanted, weight=weights)
+
     return {
         "a number": (weighted, smoother),
         "a tensor": (weighted, lambda: weighted.weight.mul_(Y[:4] + 1)),
@@ -95,6 +101,9 @@ def kinds() -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]]:
         "a mode": (dropped, dropped.eval),
         "in a function": (lambda outputs, wanted: weighted(outputs, wanted), lambda: setattr(weighted, "label_smoothing", 0.1)),
         "in a partial": (partial(lambda loss, *args: loss(*args), weighted), lambda: setattr(weighted, "label_smoothing", 0.2)),
+        "a partial's tensor": (partial(nn.functional.cross_entropy, weight=weights), lambda: weights.mul_(Y[:4] + 1)),
+        "a tensor by default": (by_default, lambda: weights.mul_(Y[:4] + 1)),
+        "a list by default": (by_default, lambda: scales.__setitem__(0, 3.0)),
         "of an object": (called, lambda: setattr(called, "beta", 2.0)),
         "of a method": (trainer.loss, lambda: setattr(trainer, "beta", 2.0)),
         "of a part": (trainer.loss, lambda: setattr(trainer.inner, "label_smoothing", 0.2)),
