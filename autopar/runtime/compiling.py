@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
 from autopar.cost_models import EXECUTIONS, Execution, Mesh
-from autopar.errors import MismatchError, UsageError
+from autopar.errors import CaptureError, MismatchError, UsageError
 from autopar.importer import Capture, capture, cut_call
 from autopar.importer.containers import Kind
 from autopar.pipeline_plan import PipelinePlan
@@ -213,9 +213,15 @@ def recapture(
         raise MismatchError(f"the plan was made with a loss that takes {len(loss_args)} arguments, none is given", hint)
     compute_dtype = plan.model.arguments.get("compute_dtype")
     plain = {name: frozenset(range(len(row.shape))) for name, row in plan.parameters.items() if row.blocks is None}
-    return capture(
-        model, args, kwargs, mode=plan.model.mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype, plain=plain,
-    )  # fmt: skip
+    try:
+        return capture(
+            model, args, kwargs, mode=plan.model.mode, loss=loss, loss_args=loss_args, compute_dtype=compute_dtype, plain=plain,
+        )  # fmt: skip
+    except CaptureError as error:
+        if example is None and any(isinstance(value, dict) for value in (*args, *kwargs.values())):
+            hint = "a plan knows no classes: for arguments of their own, or keys that are no text, pass example=(args, kwargs, loss_args)"
+            raise CaptureError(error.message, hint) from error
+        raise
 
 
 def compile_schedule(

@@ -15,6 +15,7 @@ import autopar
 from autopar.errors import CaptureError
 from autopar.importer import capture
 from autopar.importer.containers import closed, opened
+from autopar.runtime.compiling import rebuild
 from autopar.verify import verify
 from autopar.verify.launch import run_ranks
 
@@ -97,6 +98,15 @@ class Giving(nn.Linear):
 
     def forward(self, x: Tensor) -> Any:
         return self.result(super().forward(x))
+
+
+def test_arguments_of_own_classes_are_asked_for_when_compiled():
+    """The plan has dictionaries in their place; the hint was to run the model without autopar."""
+    batch = Batch(torch.randn(4, 3, 4), more={"y": Batch(torch.randn(4, 3, 4))})
+    plan = autopar.plan(Model(), (batch,), mesh="1", hardware="cpu-cluster")
+    with pytest.raises(CaptureError, match=r"(?s)'dict' object has no attribute 'x'.*pass example="):
+        rebuild(Model(), plan)
+    assert rebuild(Model(), plan, example=((batch,), {}, ()))
 
 
 @pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)
