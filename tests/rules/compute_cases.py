@@ -154,6 +154,13 @@ CASES: tuple[Case, ...] = (
         Case(f"aten.{name}.default", (F(4, 6), F(4, 6)), "a b, a b -> a b | linear {0}")
         for name in ("gelu_backward", "silu_backward", "tanh_backward", "sigmoid_backward")
     ),
+    Case("aten.mse_loss.default", (F(4, 6), F(4, 6), 0), "a b, a b -> a b"),
+    *(Case(f"aten.{name}_loss.default", (F(4, 6), F(4, 6), 0, 0.5), "a b, a b -> a b") for name in ("smooth_l1", "huber")),
+    Case("aten.mse_loss_backward.default", (F(4, 6), F(4, 6), F(4, 6), 0), "a b, a b, a b -> a b | linear {0}"),
+    *(
+        Case(f"aten.{name}_loss_backward.default", (F(4, 6), F(4, 6), F(4, 6), 0, 0.5), "a b, a b, a b -> a b | linear {0}")
+        for name in ("smooth_l1", "huber")
+    ),
     Case("aten.leaky_relu_backward.default", (F(4, 6), F(4, 6), 0.1, False), "a b, a b -> a b | linear {0}"),
     Case("aten.hardtanh_backward.default", (F(4, 6), F(4, 6), -1.0, 1.0), "a b, a b -> a b | linear {0}"),
     Case("aten.softplus_backward.default", (F(4, 6), F(4, 6), 1.0, 20.0), "a b, a b -> a b | linear {0}"),

@@ -29,18 +29,16 @@ from autopar.importer.rewrite.losses import (
     Flattened,
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
+    elementwise,
     embedding,
-    huber_loss,
-    mse_loss,
     multilabel_margin_loss,
     nll_loss,
     precise,
-    smooth_l1_loss,
     soft_margin_loss,
 )
 from autopar.importer.rewrite.normalisation import batch_norm, rms_norm
 from autopar.importer.rewrite.recurrences import recurrences
-from autopar.importer.rewrite.reductions import DECOMPOSITIONS, product
+from autopar.importer.rewrite.reductions import DECOMPOSITIONS, mean, product
 from autopar.importer.rewrite.selection import masked_scatter
 from autopar.importer.rewrite.strides import STRIDED, adaptive_average, affine_grid, channel_shuffle, fill_diagonal
 
@@ -95,9 +93,9 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.nll_loss.default: precise(nll_loss),
         aten.nll_loss_nd.default: precise(nll_loss),
         aten.nll_loss2d.default: precise(nll_loss),
-        aten.mse_loss.default: precise(mse_loss),
-        aten.smooth_l1_loss.default: precise(smooth_l1_loss),
-        aten.huber_loss.default: precise(huber_loss),
+        aten.mse_loss.default: precise(elementwise(aten.mse_loss.default)),
+        aten.smooth_l1_loss.default: precise(elementwise(aten.smooth_l1_loss.default)),
+        aten.huber_loss.default: precise(elementwise(aten.huber_loss.default)),
         aten.multilabel_margin_loss.default: precise(multilabel_margin_loss),
         aten.soft_margin_loss.default: precise(soft_margin_loss),
         aten.binary_cross_entropy.default: precise(binary_cross_entropy),
@@ -113,6 +111,8 @@ def replacements(next_seed: Callable[[], int]) -> dict[Any, Replacement]:
         aten.nanmedian.dim: ranked(aten.nanmedian.dim),
         aten.mode.default: ranked(aten.mode.default),
         aten.kthvalue.default: kth_value,
+        aten.mean.default: mean,
+        aten.mean.dim: mean,
         aten.prod.default: product,
         aten.prod.dim_int: product,
         aten.inverse.default: inverse,

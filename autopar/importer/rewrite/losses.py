@@ -149,21 +149,16 @@ def _reduce(rows: Tensor, reduction: int) -> Tensor:
     return rows if reduction == 0 else rows.mean() if reduction == 1 else rows.sum()
 
 
-def mse_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
-    difference = x - target
-    return _reduce(difference * difference, reduction)
+def elementwise(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A loss whose operator computes that of each element, when asked not to reduce them: ``mse_loss``, ``smooth_l1_loss``, ``huber_loss``.
 
+    The mean or sum of those is an operator of its own, which can be split.
+    """
 
-def smooth_l1_loss(x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
-    distance = (x - target).abs()
-    if beta == 0:
-        return _reduce(distance, reduction)
-    return _reduce(torch.where(distance < beta, distance * distance * (0.5 / beta), distance - 0.5 * beta), reduction)
+    def replacement(x: Tensor, target: Tensor, reduction: int = 1, *more: float, **named: float) -> Tensor:
+        return _reduce(operator(x, target, 0, *more, **named), reduction)
 
-
-def huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
-    distance = (x - target).abs()
-    return _reduce(torch.where(distance <= delta, distance * distance * 0.5, (distance - 0.5 * delta) * delta), reduction)
+    return replacement
 
 
 def soft_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
