@@ -109,6 +109,22 @@ def test_torchtitan_splits_over_the_other_axes_what_megatron_splits_over_the_las
     assert "torchtitan" not in found_for("gpt2", "x=2,y=4", "inference").baselines
 
 
+def test_expert_fsdp_splits_over_all_axes_what_expert_leaves_whole() -> None:
+    """Experts stay split as they were, and over the other axes too; all else lies in as many parts as there are ranks."""
+    found = found_for("moe", "x=2,y=4", "train")
+    schedule, whole = found.baselines["expert_fsdp"].schedule, found.baselines["expert"].schedule
+    graph = schedule.graph
+    experts = [tensor for tensor in parameters(schedule) if len(graph.tensors[tensor].shape) == 3]
+    assert all(set(whole.specs[tensor].split_axes) == {1} for tensor in experts)
+    weights = [tensor for tensor in parameters(schedule) if len(graph.tensors[tensor].shape) >= 2]
+    assert experts and all(set(schedule.specs[tensor].split_axes) == {0, 1} for tensor in weights)
+    gathers = [call for call in schedule.calls if call.kind == "all_gather" and any(part.layout.tensor in experts for part in call.parts)]
+    assert gathers and {axis.axis for call in gathers for axis in call.axes} == {0}, "experts are gathered over the other axis alone"
+    assert found.baselines["expert_fsdp"].memory.resting < found.baselines["expert"].memory.resting
+    assert "expert_fsdp" not in found_for("moe", "x=2,y=4", "inference").baselines
+    assert "expert_fsdp" not in found_for("gpt2", "x=2,y=4", "train").baselines
+
+
 def test_fsdp_gathers_again_in_backward() -> None:
     found = found_for("mlp", "x=4", "train")
     schedule = found.baselines["fsdp"].schedule

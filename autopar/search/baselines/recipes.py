@@ -14,6 +14,7 @@ torchtitan   megatron_sp with parameters, gradients and optimizer states split o
 expert       ddp with the weights of experts split over the last axis. Experts with fixed places for tokens are split by expert, and
              tokens travel to them. Where rows name their experts, matrices are split by columns then rows, between an all-gather of tokens
              and a reduce-scatter of sums
+expert_fsdp  expert with parameters, gradients and optimizer states split over all axes, training only
 ===========  =========================================================================================
 
 Parameters, gradients and optimizer state share one spec. So zero1 and zero2 differ in collectives, not in memory kept. A pin replaces a
@@ -67,4 +68,6 @@ def find_baselines(space: Space, names: Collection[str] | None = None) -> dict[s
             found[name] = made
     if len(axes) > 1 and space.graph.mode == "train" and "megatron_sp" in found:
         found["torchtitan"] = store_split(space.graph, found["megatron_sp"], space, axes[:-1])
+    if len(axes) > 1 and space.graph.mode == "train" and "expert" in found:
+        found["expert_fsdp"] = store_split(space.graph, found["expert"], space, axes)
     return found

@@ -23,7 +23,7 @@ from autopar.search.driver.result import Shared
 from autopar.search.folding.fold import Folding, fold_layers
 from autopar.search.settings import SCREENING_DEPTHS
 
-SCREENED = ("ddp", "fsdp", "megatron_sp", "torchtitan", "expert")
+SCREENED = ("ddp", "fsdp", "megatron_sp", "torchtitan", "expert", "expert_fsdp")
 """Baselines that are estimated. For Llama-3-70B on ten meshes of 256 devices the best of all is one of them, in half of the CPU seconds."""
 
 

@@ -13,7 +13,7 @@ from autopar.sharding import ShardingSpec
 
 
 def store_split(graph: Graph, assignment: Assignment, space: Space, axes: tuple[int, ...], *, once: bool = False) -> Assignment:
-    """The assignment with each trained parameter split over ``axes`` at rest, beside the axes that split it already.
+    """The assignment with each trained parameter split over ``axes`` at rest, beside those that split it already.
 
     It is gathered in forward and again in backward, or once a step; where all that is done with it is to give it a smaller dtype, behind
     that. Its gradient is reduced to the part that a rank keeps. A parameter that the axes do not divide, or that is pinned, stays as it is.
@@ -30,7 +30,8 @@ def store_split(graph: Graph, assignment: Assignment, space: Space, axes: tuple[
     for item in graph.of_kind("parameter"):
         name, spec = item.tensor, inputs[item.tensor]
         is_free = item.trained and name in gradients and name not in space.pins.inputs
-        stored = _split_further(space, name, spec, axes) if is_free else spec
+        others = tuple(axis for axis in axes if axis not in spec.split_axes)
+        stored = _split_further(space, name, spec, others) if is_free else spec
         if stored == spec or not space.may_hold(item, stored):
             continue
         inputs[name] = stored
