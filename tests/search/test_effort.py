@@ -319,6 +319,17 @@ def test_a_search_does_no_more_work_than_its_effort(monkeypatch: pytest.MonkeyPa
     assert less.seconds >= whole.seconds * (1 - 1e-9) and less.bound_seconds <= less.seconds
 
 
+def test_high_effort_begins_as_the_usual_one_and_searches_on() -> None:
+    """So it gives no worse plan and no worse bound."""
+    graph, machine = small_graph(8), small_machine(8, "2x2")
+    usual, high = (find_plan(graph, machine, memory_bytes=UNLIMITED, gap=0.0, effort=level) for level in ("normal", "high"))
+    assert done(high)[: len(usual.trace)] == done(usual)
+    more = high.trace[len(usual.trace) :]
+    assert more and all(one.name.startswith("again: ") for one in more)
+    assert high.seconds <= usual.seconds and high.bound_seconds >= usual.bound_seconds
+    assert high.baselines.keys() == usual.baselines.keys() and high.effort == "high"
+
+
 @pytest.fixture
 def after_the_first_schedule(now: list[float], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """A clock on which the time limit passes when a plan has been scheduled."""
