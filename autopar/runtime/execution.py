@@ -236,7 +236,7 @@ class _Binding:
         self.schedule, self.backend, self.device, self.dropout, self.in_place = schedule, backend, device, dropout, in_place
         self.pairs, self.tail, self.places = pairs_of(schedule, in_place), tail, KeptPlaces()
         self.buffer_writes = find_buffer_writes(schedule) if in_place else {}
-        self.gradient_pairs = {} if backend.traced else find_gradient_pairs(schedule, parts)
+        self.gradient_pairs = find_gradient_pairs(schedule, parts)
         self.done = {*self.gradient_pairs.values(), *(pair.addition for pair in self.pairs.values())}
         self.unmade = {schedule.instructions[index].writes[0] for index in self.pairs}
         self.maker = {value: item.of for item in schedule.instructions if item.kind == "run" for value in item.writes}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import autopar
 from autopar.importer import capture
 from autopar.runtime.gradient_pairs import TO_INPUT, TO_WEIGHT, find_gradient_pairs
 from autopar.runtime.simulation import simulate
@@ -100,3 +101,14 @@ def counted(part: str) -> Iterator[list[str]]:
 
     with Counting():
         yield calls
+
+
+@pytest.mark.parametrize("form", ["eager", "graph"])
+def test_each_form_makes_one_call_of_a_pair(form: Any, one_rank: None) -> None:
+    model, x = Convolutions(), images()
+    plan = autopar.plan(model, (x,), mesh={"dp": 1}, hardware="cpu-cluster", effort="low")
+    module = autopar.compile(model, plan, execute=form)
+    loss = module(x)
+    with counted("convolution_backward") as calls:
+        loss.backward()
+    assert len(calls) == 3, "one for each convolution"
