@@ -23,7 +23,7 @@ from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import BudgetExhausted
 from autopar.search.driver.candidates import merge_candidates
 from autopar.search.driver.mesh_search import MeshSearch
-from autopar.search.driver.result import SearchResult, Shared, StageClock
+from autopar.search.driver.result import SearchResult, Shared
 from autopar.search.driver.state import Progress, SearchRequest
 from autopar.search.settings import PROOF, USED_UP_SHARE, WRITING_SECONDS
 from autopar.search.telemetry import Telemetry
@@ -90,7 +90,7 @@ def find_plan(
     pins = resolve_pins(graph, machine.mesh, constraints or {})
     shared = shared or Shared()
     known = list(shared.known)
-    search = MeshSearch(graph, machine, pins, asked, StageClock(), shared, known)
+    search = MeshSearch(graph, machine, pins, asked, shared, known)
     plan = relaxed.scheduled_plan.assignment if relaxed is not None and relaxed.scheduled_plan is not None else None
     try:
         if only_relaxed:

@@ -20,11 +20,12 @@ from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import BudgetExhausted, Space
 from autopar.search.coarsening.merged_axes import AxisMerge, axis_merges
 from autopar.search.coarsening.one_axis import one_axis_neighbourhood, table_entries
-from autopar.search.driver.result import SearchResult, Shared, StageClock
-from autopar.search.driver.search_model import price_model, restrict_to_plan, search_model, search_part
+from autopar.search.driver.result import SearchResult, Shared
+from autopar.search.driver.search_model import restrict_to_plan, search_model, search_part
 from autopar.search.driver.state import SearchRequest
 from autopar.search.folding.fold import Folding, fold_layers
 from autopar.search.folding.tied_model import tie_model
+from autopar.search.ilp.build import build_model
 from autopar.search.ilp.model import Model
 from autopar.search.settings import GAIN, PARTS_AFTER_DRAFTS, SOLVE_SHARE, WHOLE_ENTRIES
 from autopar.sharding import ALL_ORDERS
@@ -36,7 +37,6 @@ class MeshSearch:
 
     Args:
         graph, machine, pins, asked: of the plan.
-        clock: of the stages of all searches.
         shared: spaces and models, by kind.
         known: schedules found so far. Each search adds its own.
         written: the baselines, with the schedules of a search that was left for another.
@@ -46,7 +46,6 @@ class MeshSearch:
     machine: Machine
     pins: Pins
     asked: SearchRequest
-    clock: StageClock
     shared: Shared
     known: list[ScheduledPlan]
     written: ScheduledBaselines = field(default_factory=ScheduledBaselines)
@@ -79,7 +78,7 @@ class MeshSearch:
             if not enumerated or self._has_too_many_choices(space):
                 found = self._search_from_merged_axes(space, folding, enumerated)
             else:
-                model = tie_model(self.shared.model("folded", lambda: price_model(space, self.clock)), folding, asked.thresholds)
+                model = tie_model(self.shared.model("folded", lambda: build_model(space)), folding, asked.thresholds)
                 found = self._search_model(model, space, replace(asked, telemetry=asked.telemetry.within("folded")))
             if found is not None and found.ended:
                 return found
@@ -96,7 +95,7 @@ class MeshSearch:
         whole = self._space("whole", self.graph, self.pins)
         written = self.written if baselines else ScheduledBaselines()
         part = whole.restricted_to_plans(plans)
-        return self._attempt(lambda: search_part(part, whole, None, self.pins, inside, self.clock, self.known, written, (), None))
+        return self._attempt(lambda: search_part(part, whole, None, self.pins, inside, self.known, written, (), None))
 
     def _space(self, kind: str, graph: Graph, pins: Pins) -> Space:
         return self.shared.space(kind, lambda: Space(graph, self.machine, self.asked.optimizer, pins))
@@ -118,7 +117,7 @@ class MeshSearch:
 
     def _search_model(self, model: Model | None, space: Space, asked: SearchRequest) -> SearchResult | None:
         """The search on a model, which is None where layers cannot be tied."""
-        return None if model is None else search_model(model, space, self.pins, asked, self.clock, self.known, self.written)
+        return None if model is None else search_model(model, space, self.pins, asked, self.known, self.written)
 
     def _search_spread_pins(self, folding: Folding, relaxed: Assignment) -> SearchResult | None:
         """The search where pins tell equal layers apart.
@@ -130,7 +129,7 @@ class MeshSearch:
         if spread is not None:
             space = Space(folding.graph, self.machine, self.asked.optimizer, spread)
             if self._enumerate_choices(space) and not self._has_too_many_choices(space):
-                model = tie_model(price_model(space, self.clock), folding, self.asked.thresholds)
+                model = tie_model(build_model(space), folding, self.asked.thresholds)
                 found = self._attempt(lambda: self._search_model(model, space, self._inside("alike", 0.5, candidates=1)))
                 if found is not None and found.interrupted:
                     return found
@@ -152,7 +151,7 @@ class MeshSearch:
                 what, hint = asked.budget.meter.used_up()
                 raise TimeLimitError(f"{what} among plans of merged axes and those near them", hint)
             self._enumerate_choices(space, 1.0)
-        found = self._search_model(self.shared.model("whole", lambda: price_model(space, self.clock)), space, asked)
+        found = self._search_model(self.shared.model("whole", lambda: build_model(space)), space, asked)
         assert found is not None
         return found
 
@@ -177,7 +176,6 @@ class MeshSearch:
                 raise
             return False
         finally:
-            self.clock.lap("enumerate")
             space.budget = last
         return True
 
@@ -214,7 +212,6 @@ class MeshSearch:
         elif enumerated:
             plans = written.assignments(space, folding)
             parts += [one_axis_neighbourhood(space, plans)] if plans else []
-        self.clock.lap("merged")
         for part in parts:
             over = interrupted or asked.budget.over
             inside = replace(
@@ -224,7 +221,7 @@ class MeshSearch:
             start = draft.limits if draft is not None and is_best else None
             try:
                 result = search_part(
-                    part, space, folding, self.pins, inside, self.clock, known, written.unscheduled(), plans, start
+                    part, space, folding, self.pins, inside, known, written.unscheduled(), plans, start
                 )  # fmt: skip
             except InfeasibleError:
                 break
@@ -270,7 +267,7 @@ def _draft_merged_plans(
         budget = asked.budget.share(1 / (len(ways) - number + PARTS_AFTER_DRAFTS))
         less = replace(asked, budget=budget, proves=False, bounds=[], progress=None, draft=True, candidates=1)
         try:
-            found = MeshSearch(graph, merging.machine, merged, less, StageClock(), Shared(), []).run()
+            found = MeshSearch(graph, merging.machine, merged, less, Shared(), []).run()
         except InfeasibleError:
             continue
         except (TimeLimitError, BudgetExhausted):

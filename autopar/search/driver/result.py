@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -47,7 +46,6 @@ class SearchResult:
         baselines: the plans written by hand, by name.
         unknown: targets without a rule, with the line of one such operator; they run replicated.
         sizes: nodes, choices, edges and edge entries of the problem.
-        stages: CPU seconds of enumerate, price, model, baselines, solve.
         interrupted: whether Ctrl-C ended the search.
         ended: False where the search was left for another, on the whole graph.
         own_seconds: the bound over the choices of the mesh itself. Plans of merged axes may beat it.
@@ -74,7 +72,6 @@ class SearchResult:
     baselines: Mapping[str, Baseline]
     unknown: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
-    stages: Mapping[str, float] = field(default_factory=dict)
     interrupted: bool = False
     ended: bool = True
     tied_seconds: float = 0.0
@@ -132,15 +129,3 @@ class Shared:
         if found.scheduled_plan is not None:
             self.known.append(found.scheduled_plan)
         return found
-
-
-class StageClock:
-    """CPU seconds (of this process and its finished children) of each stage."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._last = sum(os.times()[:4])
-
-    def lap(self, stage: str) -> None:
-        now = sum(os.times()[:4])
-        self.laps[stage], self._last = self.laps.get(stage, 0.0) + now - self._last, now

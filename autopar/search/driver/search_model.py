@@ -18,7 +18,7 @@ from autopar.search.choices.pins import Pins
 from autopar.search.choices.space import BudgetExhausted, Space
 from autopar.search.driver.candidates import choose_candidates
 from autopar.search.driver.phase_table import Search
-from autopar.search.driver.result import Baseline, SearchResult, StageClock
+from autopar.search.driver.result import Baseline, SearchResult
 from autopar.search.driver.state import SearchRequest
 from autopar.search.fixing.tie_layers import tie_equal_layers
 from autopar.search.folding.fold import Folding
@@ -30,7 +30,7 @@ from autopar.search.settings import PROOF
 
 
 def search_model(
-    model: Model, space: Space, pins: Pins, asked: SearchRequest, clock: StageClock, known: list[ScheduledPlan],
+    model: Model, space: Space, pins: Pins, asked: SearchRequest, known: list[ScheduledPlan],
     written: ScheduledBaselines, plans: Sequence[Assignment] = (), start: Limits | None = None,
 ) -> SearchResult | None:  # fmt: skip
     """The result of the search on one model.
@@ -47,7 +47,6 @@ def search_model(
     counts = model.space.machine.overlaps and model.planned_graph.mode == "train"
     may_recompute = asked.recompute and counts
     search = Search(model, asked, may_recompute)
-    clock.lap("model")
     meter = asked.budget.meter
     priced = meter.seconds
 
@@ -69,7 +68,6 @@ def search_model(
     def begin() -> None:
         run_phases(beginning, search)
         search.baselines = tuple(written.rivals.values())
-        clock.lap("baselines")
         if search.work_left <= 0 and not search.has_fitting_plan:
             words = f"enumerating and pricing choices took {priced:.1f} s before the search"
             what, hint = meter.used_up()
@@ -85,7 +83,7 @@ def search_model(
         asked.bounds.append(search.bound)
         found: SearchResult | None = None
         if search.best is not None and search.has_fitting_plan:
-            found = replace(_make_result(search, search.best, written, clock), ended=False)
+            found = replace(_make_result(search, search.best, written), ended=False)
         written.unfold(model)
         return found
     ending = (
@@ -94,34 +92,26 @@ def search_model(
         Phase[Search]("final local search", lambda s: True, lambda s, budget: s.finish()),
     )
     run_phases(ending, search)
-    clock.lap("solve")
     assert search.best is not None
     best = search.best
-    made, interrupted = put_together(lambda: _make_result(search, best, written, clock))
+    made, interrupted = put_together(lambda: _make_result(search, best, written))
     return replace(made, interrupted=made.interrupted or interrupted)
 
 
 def search_part(
-    part: Space, space: Space, folding: Folding | None, pins: Pins, asked: SearchRequest, clock: StageClock, known: list[ScheduledPlan],
-    written: ScheduledBaselines,
-    plans: Sequence[Assignment], start: Limits | None,
+    part: Space, space: Space, folding: Folding | None, pins: Pins, asked: SearchRequest, known: list[ScheduledPlan],
+    written: ScheduledBaselines, plans: Sequence[Assignment], start: Limits | None,
 ) -> SearchResult | None:  # fmt: skip
     """The result of the search in a part of a space; None where it did not end."""
-    free = price_model(part, clock)
+    free = build_model(part)
     model = tie_model(free, folding, asked.thresholds) if folding is not None else free
-    found = search_model(model, space, pins, asked, clock, known, written, plans, start) if model is not None else None
+    found = search_model(model, space, pins, asked, known, written, plans, start) if model is not None else None
     return found if found is not None and found.ended else None
 
 
 def restrict_to_plan(space: Space, plan: Assignment) -> Space:
     """The space of one plan's choices, which takes no time to price."""
     return replace(space.restricted_to_plans([plan]), budget=None)
-
-
-def price_model(space: Space, clock: StageClock) -> Model:
-    model = build_model(space)
-    clock.lap("price")
-    return model
 
 
 def _tie_layers(search: Search, budget: Budget) -> None:
@@ -137,7 +127,7 @@ def _tie_layers(search: Search, budget: Budget) -> None:
         search.incumbent.plan, search.tied_seconds = tied, max(tied.seconds - best.seconds, 0.0)
 
 
-def _make_result(search: Search, best: ScheduledPlan, written: ScheduledBaselines, clock: StageClock) -> SearchResult:
+def _make_result(search: Search, best: ScheduledPlan, written: ScheduledBaselines) -> SearchResult:
     """The result of a search whose plan is ``best``."""
     model = search.model
     schedule = check_legal(free(best.schedule), "the search")
@@ -148,7 +138,7 @@ def _make_result(search: Search, best: ScheduledPlan, written: ScheduledBaseline
         schedule, times * best.seconds, times * bound, achieved, "optimal" if achieved <= PROOF else "feasible",
         search.seconds, search.incumbent.method, model.space.optimizer, best.memory,
         {name: _make_baseline(rival, search.limit, times) for name, rival in written.rivals.items()},
-        dict(model.space.unknown), search.sizes, clock.laps, search.interrupted, True,
+        dict(model.space.unknown), search.sizes, search.interrupted, True,
         times * search.tied_seconds, times * search.bound, times * least,
         scheduled_plan=replace(best, assignment=model.unfold(best.assignment)), searched_assignment=best.assignment,
         candidates=choose_candidates(search.pool, best, written.rivals, search.limit, search.schedule_at_full_depth),
