@@ -17,7 +17,6 @@ import numpy as np
 
 from autopar.graph import Phase
 from autopar.schedule import Schedule, Slot
-from autopar.schedule.ordering import phases_in_order
 from autopar.schedule.windows import windows
 from autopar.search.ilp.model import Edge, InSequence, Model, Priced, Side, Weights
 from autopar.search.settings import BELIEF_KEPT, FIRST_CALLS, FIRST_WAITED
@@ -106,71 +105,6 @@ def learn_weights(schedule: Schedule, slots: Sequence[Slot]) -> Weights:
     """The weights learnt from the schedule of one plan alone; where nothing overlaps, all seconds count."""
     machine = schedule.machine
     return LearnedOverlap.first(machine.hardware.overlap_slowdown).learn(schedule, slots) if machine.overlaps else InSequence()
-
-
-@dataclass(frozen=True)
-class IsolatedOverlap:
-    """``Weights`` that price each collective as if it were alone.
-
-    The exposed part is its seconds beyond the slack between its source and its reader. One belief per phase and side cannot say that a
-    gather for the last layer is hidden and one for the first is not.
-
-    Args:
-        slowdown: the hardware's ``overlap_slowdown``.
-    """
-
-    slowdown: float
-
-    def price(self, model: Model) -> Priced:
-        clock = _CapturedClock(model)
-        made: dict[object, np.ndarray] = {}
-        edges = []
-        for edge in model.edges:
-            if edge.tensor is None:
-                edges.append(edge.seconds)
-                continue
-            slack = clock.slack(edge)
-            key = id(edge.seconds), slack, edge.sources if edge.share < 1.0 else ()
-            if key not in made:
-                copies = model.copies(edge)
-                moved = edge.seconds - copies
-                slowed = self.slowdown * moved if self.slowdown else 0.0  # 0 times infinity is not a number
-                made[key] = np.maximum(moved - (1.0 - self.slowdown) * slack, slowed) + copies + model.sums(edge)
-            edges.append(made[key])
-        return Priced([node.seconds for node in model.nodes], edges)
-
-
-class _CapturedClock:
-    """Begin and end of operators that run one after another, each in its fastest strategy, without collectives."""
-
-    def __init__(self, model: Model) -> None:
-        self.model, now = model, 0.0
-        self.begins: dict[str, float] = {}
-        self.ends: dict[str, float] = {}
-        for op in phases_in_order(model.space.graph):
-            self.begins[op.name], now = now, now + float(model.space.op_choices(op).seconds.min())
-            self.ends[op.name] = now
-        self.middle = max((self.ends[op.name] for op in model.space.graph.ops if op.phase == "forward"), default=0.0)
-        self.end = now
-
-    def slack(self, edge: Edge) -> float:
-        """Slack of an edge: seconds from when its source exists to when its result is read."""
-        first, last = (0.0, self.middle) if edge.phase == "forward" else (self.middle, self.end)
-        if edge.side != "behind":
-            last = min((self.begins[name] for name in self._readers(edge) if name in self.begins), default=last)
-        assert edge.tensor is not None
-        made = self.model.space.graph.producer.get(edge.tensor.name)
-        if edge.side != "ahead" and made is not None:
-            first = max(first, self.ends[made.name])
-        return max(last - first, 0.0)
-
-    def _readers(self, edge: Edge) -> list[str]:
-        target = self.model.nodes[edge.target]
-        if target.kind != "layout":
-            return [target.name]
-        assert edge.tensor is not None
-        early, late = self.model.sites[edge.tensor.name].phases(self.model.space.graph)
-        return [reader.name for reader in (early if edge.phase == "forward" else late)]
 
 
 def _latency(model: Model, edge: Edge) -> np.ndarray:

@@ -6,8 +6,7 @@ tensors are resharded, and what is kept or computed again. Folded layers keep al
 - An answer that fills the memory leaves its schedule no room to prefetch, one that leaves room recomputes more: several shares of the limit
   are tried.
 - Each answer is scheduled, and its exposed collectives price the next.
-- Learned prices have local optima, so other prices are tried beside them: of folded layers those of full overlap, else each collective
-  alone.
+- Learned prices have local optima, so those of full overlap are tried beside them.
 - Where no schedule fits, what it holds beyond the limit is left free (``memory_repair``).
 """
 
@@ -29,7 +28,7 @@ from autopar.search.folding.tied_model import tie_model
 from autopar.search.ilp.build import build_model
 from autopar.search.ilp.decode import decode_assignment
 from autopar.search.ilp.model import Model, Weights
-from autopar.search.ilp.overlap import IsolatedOverlap, LearnedOverlap
+from autopar.search.ilp.overlap import LearnedOverlap
 from autopar.search.memory.memory_repair import CoverRows
 from autopar.search.settings import LIMIT_SHARES, MORE_TRIES, NEAR, ROUNDS, SOLVE_WORK
 from autopar.search.solving import solve
@@ -86,14 +85,10 @@ def solve_restricted(
             best = found if found.better(best, request.limit) else best
             prices = prices.learn(found.schedule, found.slots)
         other: ScheduledPlan | None = None
-        if folding is None:
-            other = problem.run(IsolatedOverlap(prices.slowdown), share, best)
-        elif may_try_optimistic and found is not None:
+        if may_try_optimistic and found is not None:
             may_try_optimistic, other = False, problem.run(LearnedOverlap.optimistic(prices.slowdown), share, best)
         if other is not None and other.better(best, request.limit):
-            best = other
-            if folding is not None:
-                prices = prices.learn(other.schedule, other.slots)
+            best, prices = other, prices.learn(other.schedule, other.slots)
         if request.stops_at_first and best is not None and best.memory.peak <= request.limit:
             break
     return best, prices
