@@ -80,7 +80,7 @@ class Settings:
     largest_coefficient: float = 1e6
     """Costs in HiGHS are at most this, which its tolerances are made for."""
     tight: float = 1e-9
-    """HiGHS's feasibility tolerance; the share by which its float bounds are lowered.
+    """HiGHS's feasibility tolerance; the share by which its float bounds are lowered, and by which sums of one timetable may differ.
 
     Without prices, passes of messages end once a few gain less than this share of the bound.
     """

@@ -14,9 +14,9 @@ from itertools import accumulate
 import numpy as np
 
 from ..linear_program import Range, minimise
+from ..settings import SETTINGS as SOLVERS
 from .chain import fits, rooms
 from .problem import Mode, PipelineProblem
-from .settings import SETTINGS
 
 
 def bound_cut(problem: PipelineProblem, costs: Sequence[Mode]) -> float:
@@ -244,7 +244,7 @@ def step_unit(problem: PipelineProblem) -> float:
         seconds.update((mode.forward, mode.backward, mode.weights))
     for digits in range(7):
         scaled = [value * 10**digits for value in seconds]
-        if max(scaled) < 1e12 and all(abs(value - round(value)) <= SETTINGS.rounding * value for value in scaled):
+        if max(scaled) < 1e12 and all(abs(value - round(value)) <= SOLVERS.tight * value for value in scaled):
             return float(math.gcd(*(round(value) for value in scaled)) / 10**digits)
     return 0.0
 
@@ -253,4 +253,4 @@ def round_up(bound: float, unit: float) -> float:
     """The least multiple of ``unit`` that is not below a bound, its rounding allowed for."""
     if unit <= 0 or not math.isfinite(bound):
         return bound
-    return float(math.ceil(bound / unit * (1.0 - SETTINGS.rounding))) * unit
+    return float(math.ceil(bound / unit * (1.0 - SOLVERS.tight))) * unit

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..settings import SETTINGS as SOLVERS
 from .bounds import bound_cut
 from .chain import line_length, make_chain
 from .exact_orders import OrderSearch, is_small
@@ -41,12 +42,12 @@ def close(incumbent: PipelineIncumbent, intervals: Intervals, allowed: float) ->
             return
     nodes = SETTINGS.first_nodes
     while True:
-        listed = sorted((one for one in listed if one.bound < incumbent.step * (1.0 - SETTINGS.rounding)), key=lambda one: one.bound)
+        listed = sorted((one for one in listed if one.bound < incumbent.step * (1.0 - SOLVERS.tight)), key=lambda one: one.bound)
         incumbent.prove(min((one.bound for one in listed), default=incumbent.step))
         if not listed or incumbent.over or incumbent.spent >= stop or not is_small(problem):
             return
         for candidate in listed:
-            if candidate.bound < incumbent.step * (1.0 - SETTINGS.rounding) and _explored(incumbent, search, candidate, nodes):
+            if candidate.bound < incumbent.step * (1.0 - SOLVERS.tight) and _explored(incumbent, search, candidate, nodes):
                 candidate.bound = math.inf
             if incumbent.over or incumbent.spent >= stop:
                 break
@@ -79,7 +80,7 @@ class Listing:
         found = []
         for ends, mixes in self._extended((), ()):
             bound = bound_cut(self.problem, [mix.cost for mix in mixes])
-            if bound < self.incumbent.step * (1.0 - SETTINGS.rounding):
+            if bound < self.incumbent.step * (1.0 - SOLVERS.tight):
                 found.append(Candidate(bound, ends, mixes))
         self.incumbent.spend(SETTINGS.listing_work * self.looked)
         return found if self.looked <= SETTINGS.most_cuts and self.intervals.complete and not self.incumbent.over else None
@@ -113,7 +114,7 @@ class Listing:
         if problem.training and not problem.split:
             before += sum(mix.cost.backward for mix in mixes[:first]) + sum(problem.hops[:first])
         own = [mix for mix, place in zip(mixes, problem.places, strict=False) if place == device]
-        if before + problem.microbatches * sum(mix.cost.seconds for mix in own) >= self.incumbent.step * (1.0 - SETTINGS.rounding):
+        if before + problem.microbatches * sum(mix.cost.seconds for mix in own) >= self.incumbent.step * (1.0 - SOLVERS.tight):
             return False
         return sum(mix.cost.rest + mix.cost.held for mix in own) <= problem.most_bytes
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..kernels import run_warm_ups, schedule_by_list
+from ..settings import SETTINGS as SOLVERS
 from .bounds import AllCuts, bound_sections
 from .chain import line_length, make_chain
 from .incumbent import PipelineIncumbent
@@ -82,7 +83,7 @@ class CutSearch:
             self.seen.add(other)
             found = self._step(other, step)
             if found <= step:
-                idle = idle if found >= step * (1.0 - SETTINGS.rounding) else 0
+                idle = idle if found >= step * (1.0 - SOLVERS.tight) else 0
                 state, step = other, found
 
     def _step(self, state: State, best: float) -> float:
@@ -168,7 +169,7 @@ def starts(problem: PipelineProblem) -> list[State]:
     if problem.chunks == 1:
         bound = AllCuts(problem)
         low = bound.bound()
-        laid = bound.lay(low * (1.0 + SETTINGS.rounding)) if math.isfinite(low) else None
+        laid = bound.lay(low * (1.0 + SOLVERS.tight)) if math.isfinite(low) else None
         cuts = [tuple(laid), *cuts] if laid is not None and len({0, *laid}) > problem.devices else cuts
     if problem.limit is not None:
         cuts.append(lean_cut(problem))

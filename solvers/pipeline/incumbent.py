@@ -15,7 +15,6 @@ from .bounds import round_up, step_unit
 from .chain import Clock, decoded, make_chain, make_clock
 from .intervals import Mix
 from .problem import PipelineProblem
-from .settings import SETTINGS
 from .solution import PipelineSolution
 from .timetable import PipelinePlan, check_legal
 
@@ -52,7 +51,7 @@ class PipelineIncumbent:
         """Keep a plan if the clock says that it is shorter; True when kept. ``ends``: where each chunk ends, in layers."""
         chain = make_chain(self.problem, [mix.cost for mix in mixes])
         step = float(run_orders(chain, orders, self.clock))
-        if step >= self.step * (1.0 - SETTINGS.rounding):
+        if step >= self.step * (1.0 - SOLVERS.tight):
             return False
         self.step, self.mixes, self.orders = step, tuple(mixes), orders.copy()
         self.cut = tuple(end - begin for begin, end in zip((0, *ends), ends, strict=False))
@@ -99,7 +98,7 @@ class PipelineIncumbent:
         modes = tuple(mode for mix in self.mixes for mode in mix.modes)
         plan = check_legal(self.problem, PipelinePlan(self.cut, modes, decoded(self.orders, self.problem)))
         gap = self.current_gap
-        bound = self.step if gap <= SETTINGS.rounding else self.bound
+        bound = self.step if gap <= SOLVERS.tight else self.bound
         status = Status.OPTIMAL if gap <= SOLVERS.negligible else Status.FEASIBLE
         gap = (self.step - bound) / self.step if self.step else 0.0
         return PipelineSolution(plan, self.step, bound, gap, status, seconds, self.message, self.spent, self.cut_off)
@@ -112,7 +111,7 @@ class PipelineIncumbent:
         return "no pipeline within the limit was found in the time given"
 
     def _tell(self) -> None:
-        assert self.bound <= self.step * (1.0 + 2 * SETTINGS.rounding), "a bound is above a step that was found"
+        assert self.bound <= self.step * (1.0 + 2 * SOLVERS.tight), "a bound is above a step that was found"
         self.bound = min(self.bound, self.step)
         if self.progress is not None:
             step = None if math.isinf(self.step) else self.step

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 from functools import cached_property
 
 from ..errors import ProblemError, TooLargeError
+from ..settings import SETTINGS as SOLVERS
 from .settings import SETTINGS
 
 PLACEMENTS = ("loop", "v")
@@ -105,7 +106,7 @@ class PipelineProblem:
     @cached_property
     def most_bytes(self) -> float:
         """Bytes that a device may hold, with what rounding may add to sums; infinite without a limit."""
-        return math.inf if self.limit is None else self.limit + SETTINGS.byte_tolerance + SETTINGS.byte_rounding * self.limit
+        return math.inf if self.limit is None else self.limit + SETTINGS.byte_tolerance + SOLVERS.safety * self.limit
 
     def _counted(self, mode: Mode) -> Mode:
         if not self.training:

@@ -18,9 +18,7 @@ class PipelineSettings:
     largest_number: float = 1e18
     """Seconds and bytes of a layer, at most, so that sums keep nine digits and never overflow."""
     byte_tolerance: float = 5e-10
-    """Bytes by which sums of fractions may exceed a limit through rounding."""
-    byte_rounding: float = 1e-12
-    """Share of a limit by which they may exceed it beside: no whole byte below 1e12."""
+    """Bytes by which sums of fractions may exceed a limit through rounding; beside ``Settings.safety`` of it, no whole byte below 1e12."""
 
     # Work.
     most_work: float = 12.0
@@ -86,10 +84,6 @@ class PipelineSettings:
     """Operations simulated between two looks at the clock, in one round of moves: about 0.03 s."""
     farthest: int = 6
     """Places that a move goes, at most."""
-
-    # Proofs.
-    rounding: float = 1e-9
-    """Share by which float sums of one timetable may differ."""
 
 
 SETTINGS = PipelineSettings()
