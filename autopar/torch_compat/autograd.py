@@ -234,7 +234,9 @@ def store_gradients(context: Any, leaves: Sequence[Any], gradients: Sequence[tor
 
 
 def _stores_all(context: Any) -> bool:
-    """Whether the backward pass that is running stores the gradient of every leaf that it comes to."""
+    """Whether the backward pass that is running stores the gradient of every leaf that it comes to, and looks at none of them before."""
+    if torch.is_anomaly_enabled():
+        return False
     try:
         return bool(torch._C._will_engine_execute_node(context.next_functions[0][0]))
     except RuntimeError:  # it is autograd compiled

@@ -118,8 +118,8 @@ def test_gradients_are_those_of_the_plain_model(way: Callable[[nn.Module, Callab
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
 
 
-def test_autograd_detaches_one_gradient_a_step() -> None:
-    """Of a step after ``zero_grad``; of one that adds up none, and of one with hooks those that have some."""
+def test_autograd_detaches_gradients_with_hooks_alone() -> None:
+    """Of a step after ``zero_grad`` on a CPU none."""
     plan = autopar.plan(net(), (X,), loss=mse, loss_args=(Y,), mesh="1", hardware="cpu-cluster")
 
     def run(rank: int) -> list[int]:
@@ -141,4 +141,4 @@ def test_autograd_detaches_one_gradient_a_step() -> None:
             counts.append(count)
         return counts
 
-    assert run_ranks(run, 1) == [[1, 3]]
+    assert run_ranks(run, 1) == [[0, 2]]
