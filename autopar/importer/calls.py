@@ -77,8 +77,12 @@ def tree_of(item: Any, tops: Mapping[tuple[str, ...], str], top: tuple[str, ...]
 
 
 def nested(item: Any, leaves: Iterator[Any], *, result: bool = False) -> Any:
-    """Containers, empty ones too, as JSON lists and objects around what stands for their leaves, in order; in a result, objects say
-    whether they were named tuples."""
+    """JSON lists and objects of containers, empty ones too.
+
+    Args:
+        leaves: what stands for each leaf, in order.
+        result: whether objects say that they were named tuples.
+    """
     if not torch_compat.is_known_container(item):
         return next(leaves)
     found = {name: nested(child, leaves, result=result) for name, child in torch_compat.named_children_of(item)}
@@ -95,5 +99,5 @@ def _is_torchs_own(item: Any) -> bool:
 
 
 def plain_leaf(leaf: Any) -> Any:
-    """What stands in a JSON tree for a value that is no tensor: infinite and not-a-number floats as in ``to_json``."""
+    """JSON of a value that is no tensor. Floats that are infinite or no number are those of ``to_json``."""
     return to_json(leaf) if leaf is None or isinstance(leaf, (bool, int, float, str)) else str(leaf)

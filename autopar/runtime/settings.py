@@ -38,7 +38,7 @@ class Values(NamedTuple):
 
 
 def holds_values(token: Hashable) -> bool:
-    """Whether a tensor is in what stands for a value."""
+    """Whether a token is that of a tensor, or of a container with one."""
     return isinstance(token, Values) or (isinstance(token, tuple) and any(map(holds_values, token)))
 
 

@@ -18,6 +18,7 @@ from autopar.schedule.scheduled_plan import ScheduledPlan
 from autopar.search import SearchResult, find_plan, telemetry
 from autopar.search.choices.pins import resolve_pins
 from autopar.search.choices.space import Space
+from autopar.search.driver.mesh_search import MeshSearch
 from autopar.search.driver.phase_table import Search
 from autopar.search.ilp.build import build_model
 from autopar.search.phases import FailedPhaseWarning, Phase, run_phases
@@ -328,6 +329,20 @@ def test_high_effort_begins_as_the_usual_one_and_searches_on() -> None:
     assert more and all(one.name.startswith("again: ") for one in more)
     assert high.seconds <= usual.seconds and high.bound_seconds >= usual.bound_seconds
     assert high.baselines.keys() == usual.baselines.keys() and high.effort == "high"
+
+
+def test_ctrl_c_in_the_second_search_of_high_effort_leaves_the_plan_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, machine = small_graph(8), small_machine(8, "2x2")
+    usual, run = find_plan(graph, machine, memory_bytes=UNLIMITED, gap=0.0), MeshSearch.run
+
+    def interrupted(search: MeshSearch, *more: Any) -> SearchResult:
+        if search.asked.telemetry.place:
+            raise KeyboardInterrupt
+        return run(search, *more)
+
+    monkeypatch.setattr(MeshSearch, "run", interrupted)
+    found = find_plan(graph, machine, memory_bytes=UNLIMITED, gap=0.0, effort="high")
+    assert found.interrupted and found.seconds == usual.seconds and found.schedule.instructions == usual.schedule.instructions
 
 
 @pytest.fixture

@@ -117,8 +117,8 @@ def find_plan(
 def _search_on(search: MeshSearch, found: SearchResult, budget: Budget) -> SearchResult:
     """A plan at least as good as that of an ended search: a second search begins with it and has the rest of the work.
 
-    One long search is no substitute. It spends more on each phase, ends at another local optimum, and that was worse by 1 to 4 % for
-    Llama-3-8B in 7 GiB and for an eight-layer DeepSeek-V3.
+    One long search spends more on each phase and ends at another local optimum. Llama-3-8B in 7 GiB took 1 % longer so, an eight-layer
+    DeepSeek-V3 4 %. Ctrl-C leaves the plan of the first search.
     """
     bounds = [*search.asked.bounds, found.bound_seconds / search.graph.microbatches]
     telemetry = search.asked.telemetry.within("again")
@@ -128,6 +128,8 @@ def _search_on(search: MeshSearch, found: SearchResult, budget: Budget) -> Searc
         other = replace(search, asked=asked, known=known, written=ScheduledBaselines()).run()
     except (InfeasibleError, TimeLimitError, BudgetExhausted):
         return found
+    except KeyboardInterrupt:
+        return replace(found, interrupted=True)
     solver = found.solver if other.solver == "known" else other.solver
     candidates = merge_candidates([*found.candidates, *other.candidates], asked.candidates) if found.candidates else ()
     return replace(other, baselines=found.baselines, solver=solver, candidates=candidates)
