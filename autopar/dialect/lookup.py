@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import nll_loss
 
 from autopar.dialect.library import WHOLE, define
 
@@ -84,8 +85,9 @@ class PaddedEmbedding(torch.autograd.Function):
 
 def _nll_loss(logp: Tensor, target: Tensor, ignore_index: int, offset: int) -> Tensor:
     if offset == WHOLE:
-        rows = logp.reshape(-1, logp.shape[-1])
-        return torch.ops.aten.nll_loss_forward.default(rows, target.reshape(-1), None, 0, ignore_index)[0].view(target.shape)
+        if target.dim() < 2:
+            return nll_loss(logp, target, ignore_index=ignore_index, reduction="none")
+        return nll_loss(logp.flatten(0, -2), target.flatten(), ignore_index=ignore_index, reduction="none").view(target.shape)
     inside, local = _window(target, offset, logp.shape[-1])
     picked = logp.gather(-1, local.unsqueeze(-1)).squeeze(-1)
     return torch.where(inside & (target != ignore_index), -picked, 0)
@@ -105,9 +107,10 @@ def _nll_loss_backward(grad: Tensor, target: Tensor, classes: int, ignore_index:
 
 def _nll_loss_backward_whole(grad: Tensor, target: Tensor, classes: int, ignore_index: int) -> Tensor:
     """By torch's kernel, which asks for the input's shape alone: a scalar stands for it."""
-    like, total = grad.new_empty(()).expand(target.numel(), classes), grad.new_empty(())
-    backward = torch.ops.aten.nll_loss_backward.default
-    return backward(grad.reshape(-1), like, target.reshape(-1), None, 0, ignore_index, total).view(*target.shape, classes)
+    nothing, rows = grad.new_empty(()), target.flatten()
+    like = nothing.expand(rows.numel(), classes)
+    made = torch.ops.aten.nll_loss_backward.default(grad.flatten(), like, rows, None, 0, ignore_index, nothing)
+    return made if target.dim() == 1 else made.view(*target.shape, classes)
 
 
 def _nll_loss_backward_shapes(grad: Tensor, target: Tensor, classes: int, ignore_index: int, offset: int) -> Tensor:

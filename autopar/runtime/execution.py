@@ -31,7 +31,7 @@ from autopar.runtime.gradient_pairs import find_gradient_pairs, write_gradient_p
 from autopar.runtime.index_check import write_check
 from autopar.runtime.inner import Answer, Request, body
 from autopar.runtime.kernels import assign, write_call, write_operator
-from autopar.runtime.loss_gradient import scale_gradient
+from autopar.runtime.loss_gradient import begin_gradient
 from autopar.runtime.loss_tail import Tail, loss_tail
 from autopar.runtime.mixed_norms import check_norms
 from autopar.runtime.offloading import Transfer
@@ -323,7 +323,8 @@ class _Binding:
                 handler = write_check(code, operation.op, self.schedule.graph, marked, given, self.backend.traced)
                 expression = write_operator(code, operation.op, function, marked, kwargs, shapes, given)
             if item.of == self.schedule.graph.loss_gradient:
-                expression = f"{code.object(scale_gradient)}({expression})"
+                dtype = getattr(torch, self.schedule.graph.tensors[operation.op.outputs[0]].dtype)
+                expression = f"{code.object(partial(begin_gradient, dtype, self.device))}(lambda: {expression})"
             op = operation.op if pair is None else self.schedule.operations[other.of].op
             assign(code, op, [code.write(value, place) for value in writes], expression, handler)
         if dense:
@@ -338,9 +339,12 @@ class _Binding:
         return partial(found, find_places=self.places.find) if target == EXPERT_CONTRACT else found
 
     def may_write(self, value: str) -> bool:
-        """Whether a value that nobody needs any more is written over, as planned: not in a trace, nor if torch may have made a view."""
+        """Whether a value that nobody needs any more is written over, as planned: not in a trace, nor if torch may have made a view, nor the
+        gradient of the loss, which a caller may have given."""
         maker = self.maker.get(value)
-        return self.in_place and (maker is None or makes_memory(self.schedule.operations[maker].op))
+        if not self.in_place or (maker is not None and maker == self.schedule.graph.loss_gradient):
+            return False
+        return maker is None or makes_memory(self.schedule.operations[maker].op)
 
     def arguments(self, operation: Operation) -> list[tuple[list[Any], dict[str, Any]]]:
         """For each hosted rank, with references in place of tensors."""

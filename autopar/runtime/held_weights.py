@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, NoReturn
 
 import torch
@@ -44,25 +45,28 @@ class _Call:
     """Record of a call.
 
     Args:
-        places: attributes of a submodule, the name of a weight in it, the weight, whether it required grad.
-        lying: the weights with how and where they lay.
+        places: attributes of a submodule, the kind of a weight among them, its name.
+        tensors, trains: the weights there, and whether each required grad.
+        specs, parts: how and where they lay.
     """
 
     step: Step
     differentiates: bool
     entered: Entered
-    places: Sequence[tuple[dict[str, Any], str, torch.Tensor, bool]]
-    lying: Sequence[tuple[torch.Tensor, Any, torch.Tensor]]
+    places: Sequence[tuple[dict[str, Any], str, str]]
+    tensors: Sequence[torch.Tensor]
+    trains: Sequence[bool]
+    specs: Sequence[Any]
+    parts: Sequence[torch.Tensor]
 
     def is_unchanged(self, step: Step, differentiates: bool) -> bool:
         """Whether a call takes the same of the weights."""
-        if self.step is not step or self.differentiates != differentiates or not lie_as_before(self.lying):
+        if self.step is not step or self.differentiates != differentiates:
             return False
-        for attributes, name, tensor, trains in self.places:
-            there = attributes["_parameters"].get(name) is tensor or attributes["_buffers"].get(name) is tensor
-            if not there or name in attributes or tensor.requires_grad is not trains:
-                return False
-        return True
+        there = [attributes[kind].get(name) for attributes, kind, name in self.places if name not in attributes]
+        if len(there) != len(self.tensors) or not all(map(is_, there, self.tensors)):
+            return False
+        return [tensor.requires_grad for tensor in there] == self.trains and lie_as_before(there, self.specs, self.parts)
 
 
 class HeldWeights:
@@ -101,16 +105,18 @@ class HeldWeights:
 
     def _record_call(self, step: Step, differentiates: bool, entered: Entered) -> _Call | None:
         """Record of the call, which the next is compared with; None where something is computed in a weight's place, or laid anew."""
-        places = []
+        places, tensors = list[tuple[dict[str, Any], str, str]](), list[torch.Tensor]()
         for name, key in ((name, item.tensor) for item, _ in step.weights for name in (item.name, *item.aliases)):
             part, last = self._owners[name]
             attributes = part.__dict__
-            tensor = attributes["_parameters"].get(last, attributes["_buffers"].get(last))
+            kind = "_parameters" if last in attributes["_parameters"] else "_buffers"
+            tensor = attributes[kind].get(last)
             if tensor is None or entered.owners.get(key, tensor) is not tensor:
                 return None
-            places.append((attributes, last, tensor))
-        lying = [(tensor, spec_of(tensor), local_of(tensor)) for _, _, tensor in places]
-        return _Call(step, differentiates, entered, [(*place, place[2].requires_grad) for place in places], lying)
+            places.append((attributes, kind, last))
+            tensors.append(tensor)
+        trains = [tensor.requires_grad for tensor in tensors]
+        return _Call(step, differentiates, entered, places, tensors, trains, list(map(spec_of, tensors)), list(map(local_of, tensors)))
 
     def _enter(self, step: Step, differentiates: bool) -> Entered:
         found, laid = Entered(), self._laid

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -48,7 +48,8 @@ def given_loss_gradient() -> Tensor:
     return torch.ones((), dtype=torch.float64) if given is None else given.detach().to("cpu", torch.float64)
 
 
-def scale_gradient(one: Tensor) -> Tensor:
-    """The loss's gradient, which is one, times the one that was given."""
-    scale = LOSS_GRADIENT.get()
-    return one if scale is None else one * scale.to(one.device, one.dtype)
+def begin_gradient(dtype: torch.dtype, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+    """The gradient of the loss: the one that was given, in memory that is the caller's where it lies as asked; else one, as ``make`` makes
+    it."""
+    given = LOSS_GRADIENT.get()
+    return make() if given is None else given.to(device, dtype)

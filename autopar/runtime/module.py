@@ -288,9 +288,10 @@ class ShardedModule(WithinReplicas, OwnStates):
         if transforms_run():
             hint = "transform the plain model, or call the compiled one outside of the transform"
             raise UsageError("the module is called within torch.func or forward-mode differentiation: the planned program is fixed", hint)
-        device, graph = self.place.device.type, self.step.graph
+        step = self.step
+        device = step.place.device_type
         if torch.is_autocast_enabled(device):
-            asked, planned = str(torch.get_autocast_dtype(device)).removeprefix("torch."), graph.arguments.get("compute_dtype") or ""
+            asked, planned = str(torch.get_autocast_dtype(device)).removeprefix("torch."), step.graph.arguments.get("compute_dtype") or ""
             if asked != planned.removeprefix("autocast-"):
                 message = f"the module is called under autocast to {asked}, the plan computes in {planned or 'its own dtypes'}"
                 raise UsageError(message, f"plan it with compute_dtype='autocast-{asked}', or call it outside autocast")

@@ -69,14 +69,6 @@ class _Part:
     passed_over: frozenset[str]
     reads: Set[str]
 
-    def is_as_it_was(self, held: dict[str, Any]) -> bool:
-        try:
-            same = len(held) == self.size and (not self.names or self.read(held) == self.values)
-        except KeyError:
-            return False
-        tensors = self.tensors.items()
-        return same and (not tensors or all(tensor._version == version and held.get(name) is tensor for name, (tensor, version) in tensors))
-
     def changes(self, held: dict[str, Any], kind: type, of: Callable[[Any], Hashable]) -> Iterator[tuple[str, Hashable]]:
         before = dict(zip(self.names, (self.values,) if len(self.names) == 1 else self.values, strict=True)) if self.names else {}
         for name, (tensor, version) in self.tensors.items():
@@ -104,6 +96,10 @@ class Settings:
         self._others = tuple(others)
         self._parts = [_noted(vars(part), _TORCHS, _read_by_forward(part.__class__)) for part in parts]
         self._parts += [_noted(other.attributes, other.passed_over, other.reads) for other in others]
+        self._sizes = [part.size for part in self._parts]
+        self._readers = [(at, part.read) for at, part in enumerate(self._parts) if part.names]
+        self._values = [part.values for part in self._parts if part.names]
+        self._tensors = [(at, name, *one) for at, part in enumerate(self._parts) for name, one in part.tensors.items()]
         self._held = [(at, name, one) for at, part in enumerate(self._parts) for name, (one, _) in part.containers.items()]
         contents = {(id(one), part.reads): (one, was) for part in self._parts for one, was in part.containers.values()}
         self._contents = tuple(contents.values())  # of what many parts hold once
@@ -114,13 +110,20 @@ class Settings:
         """What is otherwise now, in the same modules or copies of them. Attributes that a module's class does not know and that it did not
         have are not read by its forward."""
         held = [part.__dict__ for part in parts] + [other.attributes for other in self._others]
-        unchanged = all(part.is_as_it_was(one) for part, one in zip(self._parts, held, strict=False))
-        unchanged = unchanged and all(held[at].get(name) is one for at, name, one in self._held)
-        if unchanged and all(still(was, one) for one, was in self._contents):
+        if self._are_as_they_were(held) and all(still(was, one) for one, was in self._contents):
             return ()
         kinds = map(type, (*parts, *(other.one for other in self._others)))
         places = enumerate(zip(self._parts, held, kinds, strict=False))
         return tuple((index, *change) for index, (part, one, kind) in places for change in part.changes(one, kind, self._token))
+
+    def _are_as_they_were(self, held: Sequence[dict[str, Any]]) -> bool:
+        """Whether the parts hold what they held, as far as they were looked at; not what is in containers."""
+        try:
+            same = list(map(len, held)) == self._sizes and [read(held[at]) for at, read in self._readers] == self._values
+        except KeyError:
+            return False
+        same = same and all(one._version == version and held[at].get(name) is one for at, name, one, version in self._tensors)
+        return same and all(held[at].get(name) is one for at, name, one in self._held)
 
     @contextmanager
     def kept(self) -> Iterator[None]:

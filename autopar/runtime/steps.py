@@ -102,6 +102,11 @@ class Step:
         return tuple((buffers[output.name], value) for output, value in self.executable.schedule.outputs if output.kind == "buffer")
 
     @cached_property
+    def kept_overwritten(self) -> Sequence[str]:
+        """Those of ``overwritten`` that backward reads."""
+        return sorted(self.overwritten & {*self.executable.kept})
+
+    @cached_property
     def overwritten(self) -> Set[str]:
         """The values that lie in the memory of buffers which a call changes: they are other ones after it."""
         storage = self.executable.schedule.storage
@@ -115,10 +120,12 @@ class Step:
 
     @cached_property
     def fresh(self) -> Set[str]:
-        """The gradients, of one input each, that an operator makes in memory of their own, or of what nobody reads after it."""
+        """The gradients, of one input each, that an operator makes in memory of their own, or of what nobody reads after it: not that of the
+        loss itself, which may be the caller's."""
         schedule, count = self.executable.schedule, Counter(self.gradients.values())
         makers = {value: schedule.operations[item.of].op for item in schedule.instructions if item.kind == "run" for value in item.writes}
-        return {value for value in count if count[value] == 1 and value in makers and makes_memory(makers[value])}
+        made = {value for value, op in makers.items() if op.name != self.graph.loss_gradient and makes_memory(op)}
+        return {value for value in count if count[value] == 1 and value in made}
 
     @cached_property
     def trained_into(self) -> Set[str]:
@@ -404,10 +411,11 @@ class Call:
     def _update_buffers(self, values: Mapping[str, torch.Tensor], kept: Values) -> None:
         """Gives the buffers their new values, each what it is before any of them changes: buffers may become one another."""
         overwritten = self.step.overwritten
-        for name in overwritten & kept.keys():
-            kept[name] = kept[name].clone()
-        updates = [(self.locals[buffer], value) for buffer, value in self.step.updates]
-        updates = [(own, value) for own, value in updates if own is not values[value]]  # the others were changed where they lie
+        for name in self.step.kept_overwritten:
+            if name in kept:
+                kept[name] = kept[name].clone()
+        updates = [(own, value) for buffer, value in self.step.updates if (own := self.locals[buffer]) is not values[value]]
+        # the others were changed where they lie
         new = [values[value].clone() if value in overwritten else values[value] for _, value in updates]
         for (own, _), tensor in zip(updates, new, strict=True):
             own.copy_(tensor)
@@ -435,9 +443,10 @@ class Call:
         early = self._run_backward(values, scale)
         if self.arrival is not None:
             self.arrival.get()  # long there; a rank that is gone is heard of within the step
-        wanted = [self.step.gradients[tensor] if self._is_reached(tensor, asked) else None for tensor in self.trained]
-        found = self._own({value: values.pop(value) for value in wanted if value is not None}, wanted)
-        if scale is not None and not early and (scale.device.type != "cpu" or scale.item() != 1.0):
+        reached = {tensor for tensor in self.trained if self._is_reached(tensor, asked)} if self.tangents else self.step.gradients.keys()
+        wanted = [self.step.gradients[tensor] if tensor in reached else None for tensor in self.trained]
+        found = self._own({value: values.pop(value) for value in wanted if value is not None}, wanted, scale)
+        if scale is not None and not early and (not scale.is_cpu or scale.item() != 1.0):
             for local in found:
                 if local is not None:
                     local.mul_(scale)
@@ -470,13 +479,16 @@ class Call:
             return self.step.place.own_part(gradient, spec)
         return local_part(gradient, spec, self.step.place.mesh, self.step.place.rank)
 
-    def _own(self, made: Values, wanted: Sequence[str | None]) -> list[torch.Tensor | None]:
+    def _own(self, made: Values, wanted: Sequence[str | None], given: torch.Tensor | None) -> list[torch.Tensor | None]:
         """The gradients, each dense in memory that nobody else has: optimizers and clipping write into them in place.
 
         What a bucket brought may stay where it lies in it: the parts of a bucket do not overlap.
+
+        Args:
+            given: the gradient of the loss.
         """
         assert self.saved is not None
-        taken, found, fresh, copied = self._taken(made), list[torch.Tensor | None](), self.step.fresh, self.saved.kept
+        taken, found, fresh, copied = self._taken(made, given), list[torch.Tensor | None](), self.step.fresh, self.saved.kept
         for value in wanted:
             if value is None:
                 found.append(None)
@@ -495,12 +507,12 @@ class Call:
             found.append(tensor)
         return found
 
-    def _taken(self, made: Values) -> set[int]:
-        """The memory that gradients which are not fresh may not be: the graph's inputs', and that of the fresh ones."""
+    def _taken(self, made: Values, given: torch.Tensor | None) -> set[int]:
+        """The memory that gradients which are not fresh may not be: the graph's inputs', that of the fresh ones and of what was given."""
         fresh = self.step.fresh
         if made.keys() <= fresh:
             return set()
-        others = (tensor for name, tensor in made.items() if name in fresh)
+        others = [tensor for name, tensor in made.items() if name in fresh] + ([] if given is None else [given])
         return {tensor.untyped_storage().data_ptr() for tensor in (*self.locals.values(), *others)}
 
     def _leave(self, tensor: str, value: str, local: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -40,6 +41,11 @@ class Place:
     def rank(self) -> int:
         """This process's rank in the mesh."""
         return self.team.rank
+
+    @cached_property
+    def device_type(self) -> str:
+        """Which a device writes out anew each time that it is asked."""
+        return self.device.type
 
     def own_shape(self, shape: Sequence[int], spec: ShardingSpec) -> tuple[int, ...]:
         """The shape this rank holds of a tensor of global ``shape``."""

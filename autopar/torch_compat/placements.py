@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from operator import is_
 from typing import Any
 
 import torch
@@ -128,9 +129,9 @@ def spec_of(tensor: Any) -> Any:
     return getattr(tensor, "_spec", None)
 
 
-def lie_as_before(tensors: Iterable[tuple[Any, Any, torch.Tensor]]) -> bool:
+def lie_as_before(tensors: Sequence[Any], specs: Sequence[Any], parts: Sequence[torch.Tensor]) -> bool:
     """Whether each DTensor has the spec and the part that it is given with."""
-    return all(tensor._spec is spec and tensor._local_tensor is local for tensor, spec, local in tensors)
+    return all(map(is_, [tensor._spec for tensor in tensors], specs)) and all(map(is_, [tensor._local_tensor for tensor in tensors], parts))
 
 
 @cache

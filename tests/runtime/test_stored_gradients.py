@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 import autopar
 from autopar.verify.launch import run_ranks
+from benchmarks.host import counted_kernels
 
 X, Y = torch.rand(4, 6, dtype=torch.float64), torch.rand(4, 6, dtype=torch.float64)
 Found = list[Tensor | None]
@@ -142,3 +143,45 @@ def test_autograd_detaches_gradients_with_hooks_alone() -> None:
         return counts
 
     assert run_ranks(run, 1) == [[0, 2]]
+
+
+class Sloped(nn.Module):
+    """The gradient of ``alone`` is that of the loss, and the gradient of ``row`` is a view of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alone, self.row = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.alone + self.row.sum() + x.sum()}
+
+
+@pytest.mark.parametrize("number", [1.0, 0.5])
+def test_a_gradient_that_backward_is_given_stays_the_caller_s(number: float) -> None:
+    x = torch.ones(2)
+    plan = autopar.plan(Sloped(), (x,), mesh="1", hardware="cpu-cluster")
+
+    def run(rank: int) -> tuple[float, list[Tensor]]:
+        module, given = autopar.compile(Sloped(), plan), torch.tensor(number)
+        module(x)["loss"].backward(gradient=given)
+        found = [parameter.grad.full_tensor().clone() for parameter in module.parameters()]
+        for parameter in module.parameters():
+            parameter.grad.zero_()
+        return given.item(), found
+
+    ((given, (alone, row)),) = run_ranks(run, 1)
+    assert (given, alone.item(), row.tolist()) == (number, number, [number] * 3)
+
+
+def test_backward_begins_with_the_given_gradient_as_it_is() -> None:
+    """No kernel makes a one and multiplies it."""
+    plan = autopar.plan(net(), (X,), loss=mse, loss_args=(Y,), mesh="1", hardware="cpu-cluster")
+
+    def run(rank: int) -> set[str]:
+        module = autopar.compile(net(), plan)
+        loss, given = module(X, Y), torch.ones((), dtype=torch.float64)
+        with counted_kernels() as found:
+            loss.backward(gradient=given)
+        return {name for name in found if name.startswith(("full", "ones", "_to_copy"))}
+
+    assert run_ranks(run, 1) == [set()]
