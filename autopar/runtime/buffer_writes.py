@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autopar.graph import Op
+from autopar.graph import Op, Ref
 from autopar.rules import may_write_over
 from autopar.schedule import Schedule
 from autopar.schedule.storages import needed
 
-BATCH_NORM = "autopar.batch_norm.default"
+BATCH_NORM, COUNT = "autopar.batch_norm.default", "aten.add.Tensor"
 _STATISTICS = {3: 3, 4: 4}
 """Of batch norm: from the place of a running statistic's new value among the outputs to that of the old one among the arguments."""
 
@@ -50,6 +50,24 @@ def find_buffer_writes(schedule: Schedule) -> Mapping[int, Mapping[int, str]]:
         if own and (op.target != BATCH_NORM or _writes_all(schedule, op, own)):
             found[index] = own
     return found
+
+
+def find_counters(schedule: Schedule, writes: Mapping[int, Mapping[int, str]]) -> Mapping[int, tuple[int, ...]]:
+    """The instructions that add one number to buffers, which may run as one: by the last of them all of them, in order.
+
+    Nobody reads what they make within the step, so that the others can wait for the last.
+
+    Args:
+        writes: what is written where it lies.
+    """
+    items, graph = schedule.instructions, schedule.graph
+    read = {value for item in items if item.kind != "free" for value in item.reads}
+    found: dict[tuple[object, ...], list[int]] = {}
+    for index in writes:
+        op = schedule.operations[items[index].of].op
+        if op.target == COUNT and len(op.inputs) == 1 and op.args[0] == Ref(0) and not op.kwargs and read.isdisjoint(items[index].writes):
+            found.setdefault((items[index].half, op.args[1], graph.tensors[op.outputs[0]].dtype), []).append(index)
+    return {places[-1]: tuple(places) for places in found.values() if len(places) > 1}
 
 
 def _may_write(op: Op, position: int, buffer: str, reads: tuple[str, ...]) -> bool:

@@ -22,7 +22,7 @@ from autopar.dialect.library import STILL
 from autopar.errors import UsageError
 from autopar.rules import STORING, localize
 from autopar.runtime.backends import Backend
-from autopar.runtime.buffer_writes import BATCH_NORM, find_buffer_writes
+from autopar.runtime.buffer_writes import BATCH_NORM, find_buffer_writes, find_counters
 from autopar.runtime.code import Code, Segment
 from autopar.runtime.collectives import GONE, Call, Flights, Observed, Values, exchange_beside, exchange_inside, exchange_now
 from autopar.runtime.filling import fitted, sliced
@@ -42,7 +42,7 @@ from autopar.schedule import Instruction, Schedule
 from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import BEFORE_ALL, Operation
 from autopar.schedule.splitting import find_once_part, find_weight_part
-from autopar.torch_compat import shares_memory
+from autopar.torch_compat import add_to_each, shares_memory
 
 AS_A_RESULT: Mapping[str, str] = {stored: made for made, stored in STORING.items()}
 """From an operator that changes its input to the one that gives the same in a new tensor."""
@@ -236,8 +236,10 @@ class _Binding:
         self.schedule, self.backend, self.device, self.dropout, self.in_place = schedule, backend, device, dropout, in_place
         self.pairs, self.tail, self.places = pairs_of(schedule, in_place), tail, KeptPlaces()
         self.buffer_writes = find_buffer_writes(schedule) if in_place else {}
+        self.counters = find_counters(schedule, self.buffer_writes)
         self.gradient_pairs = find_gradient_pairs(schedule, parts)
         self.done = {*self.gradient_pairs.values(), *(pair.addition for pair in self.pairs.values())}
+        self.done.update(index for group in self.counters.values() for index in group[:-1])
         self.unmade = {schedule.instructions[index].writes[0] for index in self.pairs}
         self.maker = {value: item.of for item in schedule.instructions if item.kind == "run" for value in item.writes}
         read = {value: index for index, item in enumerate(schedule.instructions) if item.kind != "free" for value in item.reads}
@@ -286,6 +288,9 @@ class _Binding:
     def run(self, code: Code, index: int, item: Instruction) -> None:
         if index in self.done:
             return
+        if index in self.counters:
+            self.count(code, self.counters[index])
+            return
         operation, reads, writes = self.schedule.operations[item.of], item.reads, item.writes
         if operation.strategy.inner:
             _write_with_collectives(code, operation, item, self.arguments(operation), self.backend)
@@ -330,6 +335,16 @@ class _Binding:
         if dense:
             code.add(f"del {', '.join(dense.values())}")
 
+    def count(self, code: Code, group: Sequence[int]) -> None:
+        """Adds a number to buffers where they lie, in one call."""
+        items = [self.schedule.instructions[index] for index in group]
+        number = self.schedule.operations[items[0].of].op.args[1]
+        for place in range(code.hosted):
+            buffers = [code.read(item.reads[0], place) for item in items]
+            code.add(f"{code.object(add_to_each)}([{', '.join(buffers)}], {code.object(number)})")
+            for item, buffer in zip(items, buffers, strict=True):
+                code.add(f"{code.write(item.writes[0], place)} = {buffer}")
+
     def function(self, target: str) -> Callable[..., Any]:
         """What runs for an operator."""
         target = target if self.in_place else AS_A_RESULT.get(target, target)
@@ -339,8 +354,9 @@ class _Binding:
         return partial(found, find_places=self.places.find) if target == EXPERT_CONTRACT else found
 
     def may_write(self, value: str) -> bool:
-        """Whether a value that nobody needs any more is written over, as planned: not in a trace, nor if torch may have made a view, nor the
-        gradient of the loss, which a caller may have given."""
+        """Whether a value that nobody needs any more is written over, as planned: not in a trace, nor if torch may have made a view.
+
+        Nor is the gradient of the loss: a caller may have given it."""
         maker = self.maker.get(value)
         if not self.in_place or (maker is not None and maker == self.schedule.graph.loss_gradient):
             return False

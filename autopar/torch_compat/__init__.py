@@ -99,6 +99,7 @@ from autopar.torch_compat.rerouted import rerouted
 from autopar.torch_compat.tensors import (
     NO_TORCH_FUNCTION,
     adaptive_result,
+    add_to_each,
     assert_later,
     called_by,
     children_of,
@@ -163,10 +164,11 @@ from autopar.torch_compat.written_parts import (
 
 __all__ = [
     "ALIKE_FOR_PARTS", "CALL_HOOKS", "LINEAR", "NOBODYS", "NO_TORCH_FUNCTION", "ORIGIN", "PRODUCTS", "REGROUPING", "STATE_HOOKS", "TESTED",
-    "Chunk", "PartOf", "UntestedTorchWarning", "WithinReplicas", "accumulating", "adaptive_result", "all_gather_single",
-    "answered_as_not_exported", "answered_as_one_device", "argument_of", "as_torch_does", "assert_later", "assign_data", "autocast_on_cpu",
-    "bare_graphs", "before", "beneath_levels", "by_formula", "called_by", "check_tested", "checkpoint_in_chunks", "children_of",
-    "choose_attention", "choose_rules", "collective_modules", "computes_again", "convolve_in_whole", "copy_each", "cut_into",
+    "Chunk", "PartOf", "UntestedTorchWarning", "WithinReplicas", "accumulating", "adaptive_result", "add_to_each",
+    "all_gather_single", "answered_as_not_exported", "answered_as_one_device", "argument_of", "as_torch_does", "assert_later",
+    "assign_data", "autocast_on_cpu", "bare_graphs", "before", "beneath_levels", "by_formula", "called_by", "check_tested",
+    "checkpoint_in_chunks", "children_of", "choose_attention", "choose_rules", "collective_modules", "computes_again",
+    "convolve_in_whole", "copy_each", "cut_into",
     "detach_local_parts", "dispatch_mode", "draws", "dtensor_like", "fake_mode", "flatten_axes", "flatten_with_paths", "format_numbers",
     "forward_of", "functional_collectives", "gather_unequal_parts", "has_blocks", "has_unequal_parts", "hooks_of_copy", "in_whole",
     "is_fake", "is_known_container", "is_operator", "is_reentrant_checkpoint", "is_view", "join_total_norms", "keeps_autograd_graph",

@@ -152,6 +152,11 @@ def transforms_run() -> bool:
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
+def add_to_each(tensors: list[torch.Tensor], number: complex) -> None:
+    """Adds a number to each tensor where it lies, in one call (``_foreach_add_``)."""
+    torch._foreach_add_(tensors, number)
+
+
 def copy_each(into: list[torch.Tensor], given: list[torch.Tensor]) -> None:
     """Copies each tensor into the one at its place, in one call (``_foreach_copy_``)."""
     torch._foreach_copy_(into, given)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.importer import capture
-from autopar.runtime.buffer_writes import find_buffer_writes
+from autopar.runtime.buffer_writes import find_buffer_writes, find_counters
 from autopar.verify import verify
 from autopar.verify.launch import run_ranks
 from benchmarks.host import count_kernels
@@ -79,9 +79,9 @@ def test_buffers_are_as_the_plain_models(reads: str, dtype: torch.dtype) -> None
         torch.testing.assert_close(buffer, wanted[name])
 
 
-def test_batch_norm_runs_the_kernels_that_it_runs_in_the_plain_model() -> None:
+def test_batch_norm_runs_the_kernels_of_the_plain_model_and_counts_batches_in_one() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4))
+    model = nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(3)))
     plan = autopar.plan(model, (X,), mesh={"dp": 1}, hardware="h100-sxm")
 
     def rank_main(rank: int) -> list[int]:
@@ -89,7 +89,42 @@ def test_batch_norm_runs_the_kernels_that_it_runs_in_the_plain_model() -> None:
         return [sum(count_kernels(lambda form=form: form(X)).values()) for form in forms]
 
     ((plain, ours),) = run_ranks(rank_main, 1)
-    assert ours == plain
+    assert ours == plain - 2
+
+
+class Counting(nn.Module):
+    """Two counters, one of which steps by another number or is read: by an operator, or by who is given it."""
+
+    one: Tensor
+    other: Tensor
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.register_buffer("one", torch.tensor(3.0))
+        self.register_buffer("other", torch.tensor(5.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.one += 1
+        self.other += 2 if self.way == "by two" else 1
+        return x * self.other if self.way == "read" else x + 1
+
+
+@pytest.mark.parametrize(("way", "groups"), [("alike", 1), ("by two", 0), ("read", 0)])
+def test_counters_that_step_alike_and_are_not_read_step_together(way: str, groups: int) -> None:
+    model = Counting(way)
+    plan = autopar.plan(model, (X,), mesh={"dp": 1}, hardware="h100-sxm", mode="inference")
+    wanted = model(X)
+
+    def rank_main(rank: int) -> tuple[int, list[float], bool]:
+        module = autopar.compile(Counting(way), plan)
+        schedule = module.schedule
+        found = module(X)
+        counted = [buffer.full_tensor().item() for buffer in module.buffers()]
+        return len(find_counters(schedule, find_buffer_writes(schedule))), counted, torch.equal(found, wanted)
+
+    ((count, counted, same),) = run_ranks(rank_main, 1)
+    assert (count, counted, same) == (groups, [model.one.item(), model.other.item()], True)
 
 
 class Remembering(nn.Module):
