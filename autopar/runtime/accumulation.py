@@ -273,7 +273,7 @@ class AccumulatedCall(Call):
         self.vanishes = self.step.vanishes
         self.begun = 1.0
         """What backward began with."""
-        self.read = Unchanged(())
+        self.read = Unchanged()
         """All that the step reads, where it may run again."""
 
     def forward(self, *, keep: bool) -> tuple[torch.Tensor, ...]:
@@ -297,17 +297,18 @@ class AccumulatedCall(Call):
     def save(self, values: Values) -> None:
         """Keeps the gradients for ``backward``, which may run the step again."""
         self.saved = Saved({value: values[value] for value in self.step.gradients.values()})
-        self.read = Unchanged(self._read_later() if self.vanishes else ())
+        self.read = self._read_again() if self.vanishes else Unchanged()
 
     def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:
         """As of ``Call``."""
         self.begin_again([self], gradients)
         return super().backward(gradients, keep=keep)
 
-    def _read_later(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _read_again(self) -> Unchanged:
         """All of the user's tensors that the step reads, but those made in inference mode: nothing counts their changes."""
-        for held in (self.owners, self.locals):
-            yield from ((name, held[name]) for name in self.owners if name in held and not held[name].is_inference())
+        read = [(name, held[name]) for held in (self.owners, self.locals) for name in self.owners if name in held]
+        counted = [(name, tensor) for name, tensor in read if not tensor.is_inference()]
+        return Unchanged([name for name, _ in counted], [tensor for _, tensor in counted])
 
     @property
     def team(self) -> Team:

@@ -79,6 +79,7 @@ class HeldWeights:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._parents = [(path, part, dict(part.named_children())) for path, part in module.named_modules()]
+        self._children = [children for _, _, children in self._parents]
         self._owners: dict[str, tuple[nn.Module, str]] = {}
         self._laid: dict[str, Any] = {}
         self._last: dict[int, _Call] = {}
@@ -178,6 +179,8 @@ class HeldWeights:
 
     def check_submodules(self) -> None:
         """Raises UsageError: a submodule is not there any more, or another one is."""
+        if [part.__dict__["_modules"] for _, part, _ in self._parents] == self._children:
+            return
         for path, part, children in self._parents:
             if part.__dict__["_modules"] == children:
                 continue

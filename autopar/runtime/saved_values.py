@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 
@@ -12,12 +12,16 @@ from autopar.runtime.collectives import Values
 class Unchanged:
     """Tensors of the user that are read again, each by a name, as they are now."""
 
-    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._versions = [(name, tensor, tensor._version) for name, tensor in tensors]
+    def __init__(self, names: Sequence[str] = (), tensors: Sequence[torch.Tensor] = ()) -> None:
+        self._names, self._tensors = names, tensors
+        self._versions = [tensor._version for tensor in tensors]
 
     def find_changed(self) -> str | None:
         """The first of them that was changed in place since."""
-        return next((name for name, tensor, version in self._versions if tensor._version != version), None)
+        versions = [tensor._version for tensor in self._tensors]
+        if versions == self._versions:
+            return None
+        return next(name for name, now, before in zip(self._names, versions, self._versions, strict=True) if now != before)
 
 
 def changed_in_place(name: str) -> RuntimeError:
@@ -28,9 +32,9 @@ def changed_in_place(name: str) -> RuntimeError:
 class Saved:
     """What the backward pass needs from the forward pass; emptied as the backward pass uses it."""
 
-    def __init__(self, values: Values, owners: Iterable[tuple[str, torch.Tensor]] = ()) -> None:
+    def __init__(self, values: Values, owners: Unchanged | None = None) -> None:
         self._values: Values | None = values
-        self._owners = Unchanged(owners)
+        self._owners = owners or Unchanged()
 
     @property
     def kept(self) -> bool:

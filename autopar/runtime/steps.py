@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -29,7 +29,7 @@ from autopar.runtime.execution import Executable, Land
 from autopar.runtime.fusion import makes_memory
 from autopar.runtime.loss_gradient import is_narrow, loss_gradient
 from autopar.runtime.placement import local_part, to_placements
-from autopar.runtime.saved_values import Saved
+from autopar.runtime.saved_values import Saved, Unchanged
 from autopar.runtime.weights import Place
 from autopar.sharding import Blocks, ShardingSpec
 from autopar.torch_compat import dtensor_like, keeps_autograd_graph, split_factor_of, store_gradients
@@ -120,8 +120,9 @@ class Step:
 
     @cached_property
     def fresh(self) -> Set[str]:
-        """The gradients, of one input each, that an operator makes in memory of their own, or of what nobody reads after it: not that of the
-        loss itself, which may be the caller's."""
+        """The gradients, of one input each, that an operator makes in memory of their own, or of what nobody reads after it.
+
+        The gradient of the loss is none of them: it may be the caller's."""
         schedule, count = self.executable.schedule, Counter(self.gradients.values())
         makers = {value: schedule.operations[item.of].op for item in schedule.instructions if item.kind == "run" for value in item.writes}
         made = {value for value, op in makers.items() if op.name != self.graph.loss_gradient and makes_memory(op)}
@@ -178,6 +179,11 @@ class Step:
     def parameters(self) -> Set[str]:
         """Graph inputs whose gradients lie as they do (``check_gradient_specs``)."""
         return {item.tensor for item in self.graph.of_kind("parameter")}
+
+    @cached_property
+    def laid_alike(self) -> Set[str]:
+        """Those of them that have the dims of the module's parameters."""
+        return self.parameters - self.blocks.keys()
 
     @cached_property
     def blocks(self) -> Mapping[str, Blocks]:
@@ -381,18 +387,17 @@ class Call:
         if self.step.updates:
             self._update_buffers(values, kept)
         if keep:
-            leaving = zip(self.leaving, outputs, strict=True)
-            shared = [(f"output {output.name}", one.detach()) for (output, value), one in leaving if value in self.step.kept_outputs]
-            self.saved = Saved(kept, [*self._read_later(), *shared])  # of outputs no more than that: they themselves lead back to here
+            self.saved = Saved(kept, self._read_later(outputs))
         return outputs
 
-    def _read_later(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _read_later(self, outputs: Sequence[torch.Tensor]) -> Unchanged:
         """What backward reads of the user's tensors, and of the memory that other programs write. Of buffers that this one changes it has
-        copies."""
-        for name in self.step.kept_inputs:
-            if name in self.owners:
-                yield name, self.owners[name]
-                yield name, self.locals[name]
+        copies; of outputs no more than what shares memory with them: they themselves lead back to here."""
+        owned = [name for name in self.step.kept_inputs if name in self.owners]
+        leaving = zip(self.leaving, outputs, strict=True)
+        shared = [(f"output {output.name}", one.detach()) for (output, value), one in leaving if value in self.step.kept_outputs]
+        tensors = [*map(self.owners.__getitem__, owned), *map(self.locals.__getitem__, owned), *(one for _, one in shared)]
+        return Unchanged([*owned, *owned, *(name for name, _ in shared)], tensors)
 
     def _late(self, value: str, land: Land | None) -> torch.Tensor:
         """The loss, whose sum over the ranks is on its way."""
@@ -450,10 +455,12 @@ class Call:
             for local in found:
                 if local is not None:
                     local.mul_(scale)
+        alike, owners = self.step.laid_alike, self.owners
         return [
-            None if local is None or value is None else self._leave(tensor, value, local)
+            None if local is None or value is None
+            else dtensor_like(local, owners[tensor]) if tensor in alike else self._leave(tensor, value, local)
             for tensor, value, local in zip(self.trained, wanted, found, strict=True)
-        ]
+        ]  # fmt: skip
 
     def _is_reached(self, tensor: str, asked: Set[str]) -> bool:
         """Whether the gradient of a graph input comes of the tangents that backward is asked for."""
