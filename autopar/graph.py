@@ -186,6 +186,10 @@ def looked_up(ops: Sequence[Op]) -> set[str]:
     return found
 
 
+DISPATCHES, COMBINE = ("autopar.dispatch.default", "autopar.dispatch_ids.default"), "autopar.combine.default"
+"""Operators that send rows to their experts, and the one that brings them back."""
+
+
 def is_matrix(shape: Sequence[int], dtype: str) -> bool:
     """Whether a parameter is what matrix optimizers take: of two dims, and real."""
     return len(shape) == 2 and not dtype.startswith("complex")

@@ -22,7 +22,18 @@ from autopar.graph import DTYPE_BYTES, Graph, GraphInput, GraphOutput, Op, Tenso
 from autopar.plan import Plan
 from autopar.reshard import find_reshard
 from autopar.rows import OpPlan, ReshardPlan, TensorSpec, ValueSpec
-from autopar.rules import ShardingRule, axis_layout, bytes_moved, family, find_rule, flops, kernel_launches, strategies, why_once
+from autopar.rules import (
+    ShardingRule,
+    axis_layout,
+    bytes_moved,
+    dispatched_results,
+    family,
+    find_rule,
+    flops,
+    kernel_launches,
+    strategies,
+    why_once,
+)  # fmt: skip
 from autopar.sharding import ShardingSpec, Strategy, lies_so
 
 OUTPUT = "output:"
@@ -67,6 +78,7 @@ class Walk:
     seconds: dict[str, float] = field(default_factory=dict)
     legs: dict[str, tuple[Leg, ...]] = field(default_factory=dict)
     sums: dict[str, str] = field(default_factory=dict)
+    dispatched: set[str] = field(default_factory=set)
     hosted: set[str] = field(default_factory=set)
     broken: bool = False
     _rules: dict[object, dict[object, Strategy]] = field(default_factory=dict)
@@ -171,6 +183,7 @@ class Walk:
             yield strategy
             return
         self.strategies[op.name] = strategy
+        self.dispatched.update(dispatched_results(op, self.tensors, self.dispatched))
         self.seconds[op.name] = self._operator_seconds(row, op, strategy)
         self.orders.run(row, op, strategy)
         yield from seconds(f"{where}.seconds", row.seconds, self.seconds[op.name])
@@ -319,6 +332,8 @@ class Walk:
         if self.specs[row.source] != source:
             self.broken = True
             yield Difference(where, f"{row.source} has the spec {str(self.specs[row.source])!r}, the reshard starts from {row.from_spec!r}")
+        if row.tensor in self.dispatched:
+            yield Difference(where, f"{row.tensor} holds rows of experts, as many as chose them, which no collective can cut or join")
         yield from self._legal(where, tensor.shape, target)
         self.specs[row.value], self.tensor_of[row.value] = target, row.tensor
         if self.broken:

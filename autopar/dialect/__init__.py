@@ -4,8 +4,8 @@ Importing this package registers them; ``torch.ops.autopar.contract`` and the ot
 torch counterparts hide what can be split (linears flatten their batch), differ by device (attention kernels), or fuse
 parts that split differently (both gradients of a convolution in one operator).
 
-contraction, convolution, attention, lookup, extreme, diagonal, ctc, experts, grouped, batch_norm, rms_norm, recurrence, dropout, noise,
-shard, on_axes, collectives: the operators.
+contraction, convolution, attention, lookup, extreme, diagonal, ctc, experts, dispatch, grouped, batch_norm, rms_norm, recurrence, dropout,
+noise, shard, on_axes, collectives: the operators.
 attention_kernels: what attention runs.
 library: how one is declared.
 """
@@ -20,6 +20,7 @@ from autopar.dialect import (
     convolution,
     ctc,
     diagonal,
+    dispatch,
     dropout,
     experts,
     extreme,
@@ -34,6 +35,6 @@ from autopar.dialect import (
 from autopar.dialect.dropout import random_step
 
 __all__ = [
-    "attention", "batch_norm", "collectives", "contraction", "convolution", "ctc", "diagonal", "dropout", "experts", "extreme", "grouped",
-    "lookup", "noise", "on_axes", "random_step", "recurrence", "rms_norm", "shard",
+    "attention", "batch_norm", "collectives", "contraction", "convolution", "ctc", "diagonal", "dispatch", "dropout", "experts", "extreme",
+    "grouped", "lookup", "noise", "on_axes", "random_step", "recurrence", "rms_norm", "shard",
 ]  # fmt: skip

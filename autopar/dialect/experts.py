@@ -28,10 +28,11 @@ GROUPED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Those for which torch has a grouped product."""
 GROUPED_BYTES = 16
 """Rows of its operands begin at multiples of this."""
-Places = tuple[Tensor, Tensor]
-"""Rows in the order of the experts at hand, those of others last ``[s]``; where the rows of each of these experts end ``[experts]``."""
-FindPlaces = Callable[[Tensor, int, int], Places]
-"""From each row's expert, the first expert at hand and their number."""
+Places = tuple[Tensor | None, Tensor]
+"""Rows in the order of the experts at hand, those of others last ``[s]``, None where they lie so; where the rows of each of these experts
+end ``[experts]``."""
+FindPlaces = Callable[..., Places]
+"""As ``places_of``."""
 Terms = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 
@@ -76,12 +77,14 @@ class Layout:
     Args:
         a, b: the operands as matrices, or one for each expert.
         outer: whether the result has a matrix for each expert.
+        dispatched: whether rows lie by expert (``autopar.dispatch``), one for each of the experts' numbers.
         shape: the result's, with its factors in the order in which they come; order: of its dims, then, None where they have it.
     """
 
     a: View
     b: View
     outer: bool
+    dispatched: bool
     shape: tuple[int, ...]
     order: tuple[int, ...] | None
 
@@ -111,13 +114,14 @@ def _unless_sorted(order: tuple[int, ...]) -> tuple[int, ...] | None:
 def _layout(a: Sequence[int], b: Sequence[int], ids: Sequence[int], equation: str, experts: int) -> Layout:
     sizes = _sizes((a, b, ids), equation, experts)
     first, second, rows, result = parse(equation)
-    outer = EXPERTS in result
+    outer = not set(rows) <= set(result)
     inner = tuple(name for name in first if name not in rows)
     columns = tuple(name for name in (second if outer else result) if name not in rows)
     order = (EXPERTS, *inner, *columns) if outer else (*rows, *columns)
     right = _view(sizes, second, rows, columns) if outer else _view(sizes, second, (EXPERTS,), inner, columns)
     turned = _unless_sorted(tuple(order.index(name) for name in result))
-    return Layout(_view(sizes, first, rows, inner), right, outer, tuple(sizes[name] for name in order), turned)
+    shape = tuple(sizes[name] for name in order)
+    return Layout(_view(sizes, first, rows, inner), right, outer, EXPERTS in rows, shape, turned)
 
 
 def _expert_contract(
@@ -129,7 +133,8 @@ def _expert_contract(
         find_places: ``places_of``, or one that remembers (``KeptPlaces``).
     """
     layout = _layout(a.shape, b.shape, ids.shape, equation, experts)
-    x, y, places = layout.a.of(a), layout.b.of(b), (find_places or places_of)(ids, first_expert, experts)
+    x, y = layout.a.of(a), layout.b.of(b)
+    places = (find_places or places_of)(ids, first_expert, experts, layout.dispatched)
     made = _outer(x, y, places, experts) if layout.outer else _product(x, y, places, first_expert == WHOLE)
     made = made if made.shape == layout.shape else made.reshape(layout.shape)
     return (made if layout.order is None else made.permute(layout.order)).contiguous()
@@ -163,7 +168,9 @@ def sorted_product(x: Tensor, w: Tensor, places: Places, whole: bool) -> Tensor:
     """``_product`` by torch's grouped kernel, on rows that are sorted for it and put back. No size depends on a value, so that a GPU runs
     on while Python goes ahead."""
     order, ends = places
-    made = torch.nn.functional.grouped_mm(x[order], w, offs=ends)
+    made = torch.nn.functional.grouped_mm(x if order is None else x[order], w, offs=ends)
+    if order is None:
+        return made
     if not whole:
         made = made.masked_fill((torch.arange(x.shape[0], device=x.device) >= ends[-1]).unsqueeze(-1), 0)
     return torch.empty_like(made).index_copy_(0, order, made)
@@ -172,20 +179,25 @@ def sorted_product(x: Tensor, w: Tensor, places: Places, whole: bool) -> Tensor:
 def sorted_outer(x: Tensor, y: Tensor, places: Places) -> Tensor:
     """``_outer`` by torch's grouped kernel, which on a GPU leaves experts without rows as they are."""
     order, ends = places
-    made = torch.nn.functional.grouped_mm(x[order].t(), y[order], offs=ends)
+    x, y = (x, y) if order is None else (x[order], y[order])
+    made = torch.nn.functional.grouped_mm(x.t(), y, offs=ends)
     if x.device.type == "cpu":
         return made
     rows = torch.diff(ends, prepend=ends.new_zeros(1))
     return made.masked_fill((rows == 0).reshape(-1, 1, 1), 0)
 
 
-def places_of(ids: Tensor, first: int, experts: int) -> Places:
+def places_of(ids: Tensor, first: int, experts: int, dispatched: bool = False) -> Places:
     """Where the rows of the experts at hand are.
 
     Args:
         ids: each row's expert, of any shape: rows are counted through.
+        dispatched: whether rows lie by expert, and all are of experts at hand.
     """
     numbers = ids if ids.dim() == 1 else ids.reshape(-1)
+    if dispatched:
+        here = torch.arange(max(first, 0), max(first, 0) + experts, device=ids.device, dtype=ids.dtype)
+        return None, torch.searchsorted(numbers, here, right=True, out_int32=True)
     own = numbers if first == WHOLE else torch.where((numbers >= first) & (numbers < first + experts), numbers - first, experts)
     own, order = own.sort(stable=True)
     return order, torch.searchsorted(own, torch.arange(experts, device=ids.device, dtype=own.dtype), right=True, out_int32=True)
@@ -200,14 +212,14 @@ class KeptPlaces:
     def __init__(self) -> None:
         self._found: dict[tuple[int, int, int], tuple[Tensor, int, Places]] = {}
 
-    def find(self, ids: Tensor, first: int, experts: int) -> Places:
+    def find(self, ids: Tensor, first: int, experts: int, dispatched: bool = False) -> Places:
         """As ``places_of``."""
         if ids.is_inference():  # it does not say whether it was written over
-            return places_of(ids, first, experts)
+            return places_of(ids, first, experts, dispatched)
         key = id(ids), first, experts
         held = self._found.get(key)
         if held is None or held[1] != ids._version:
-            held = self._found[key] = ids, ids._version, places_of(ids, first, experts)
+            held = self._found[key] = ids, ids._version, places_of(ids, first, experts, dispatched)
         return held[2]
 
     def let_go(self) -> None:
@@ -215,12 +227,12 @@ class KeptPlaces:
         self._found.clear()
 
 
-def _by_expert(places: Places) -> Iterator[tuple[int, Tensor]]:
+def _by_expert(places: Places) -> Iterator[tuple[int, Tensor | slice]]:
     """Of each expert at hand that has any, its number among them and its rows."""
     order, ends = places
     for expert, (begin, end) in enumerate(itertools.pairwise([0, *ends.tolist()])):
         if end > begin:
-            yield expert, order[begin:end]
+            yield expert, slice(begin, end) if order is None else order[begin:end]
 
 
 def runs_grouped(dtype: torch.dtype, *columns: int) -> bool:

@@ -1,14 +1,15 @@
-"""Mixtures of experts without their sort: rows stay in the order of their tokens.
+"""Mixtures of experts: a sort by expert becomes a dispatch of rows to their experts, and the rows put back a combine.
 
 A mixture of experts sorts the choices of all tokens by expert, runs grouped products on the sorted rows, and puts them back. Sorting needs
-all choices on one rank; by hand each rank sorts its own, since no row depends on its place. So the exported graph is followed from the
-sort: rows taken by it, operators that keep rows apart, grouped products whose groups end at the experts' counts, up to the rows put back.
-Then the order is left out, and the products are told each row's expert (``autopar.expert_contract``). Where any step is not known to keep
-rows apart, the sort stays.
+all choices on one rank; by hand each rank sorts its own or sends them to who has their experts, since no row depends on its place. So the
+exported graph is followed from the sort: rows taken by it, operators that keep rows apart, grouped products whose groups end at the
+experts' counts, up to the rows put back. Then rows taken are ``autopar.dispatch``, ``[experts, columns, ...]``, products
+``autopar.expert_contract``, and rows put back ``autopar.combine``. Where any step is not known to keep rows apart, the sort stays.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ _SORTS = (aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsor
 _ZEROS = (aten.zeros_like.default, aten.new_zeros.default, aten.zeros.default)
 _BLANKS = (*_ZEROS, aten.empty_like.default, aten.new_empty.default)
 _CHECK = aten._assert_tensor_metadata.default
+FEW_COLUMNS = 8
+"""Columns that may be added so that ranks may split them, and the share of all that may be: an eighth."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,16 @@ class _Region:
         states: of the nodes in its order.
         instead: what stands for a node once the order is left out; a node that is not in it stands for itself.
         spare: other nodes that are needed for these alone, if nobody else reads them.
-        products: how many grouped products were met.
+        experts: how many there are by the grouped products that were met; 0 before the first.
+        numbers: the node of each dispatched row's expert, once it is made.
     """
 
     sort: Node
     states: dict[Node, _State] = field(default_factory=dict)
     instead: dict[Node, Callable[[], Node]] = field(default_factory=dict)
     spare: list[Node] = field(default_factory=list)
-    products: int = 0
+    experts: int = 0
+    numbers: Node | None = None
 
     @property
     def graph(self) -> torch.fx.Graph:
@@ -74,6 +79,16 @@ class _Region:
     @property
     def rows(self) -> int:
         return int(self.ids.meta["val"].shape[0])
+
+    @property
+    def leading(self) -> tuple[int, int]:
+        """The dims of dispatched rows: experts and columns, as few as hold all choices; where these do not fill them, so that what divides
+        the choices divides the columns too, as far as that adds few."""
+        columns, left = -(-self.rows // self.experts), self.rows % self.experts
+        if not left:
+            return self.experts, columns
+        step = next(step for step in range(max(columns // FEW_COLUMNS, FEW_COLUMNS), 0, -1) if self.rows % step == 0)
+        return self.experts, -(-columns // step) * step
 
 
 class _Unknown(Exception):
@@ -93,7 +108,7 @@ def leave_unsorted(module: GraphModule) -> None:
                 _follow(region)
             except _Unknown:
                 continue
-            if region.products:
+            if region.experts:
                 _leave_out(region)
 
 
@@ -145,7 +160,7 @@ def _step(region: _Region, node: Node) -> None:
     if node.target is operator.getitem and node.args[0] is region.sort:
         region.states[node] = _State("order") if node.args[1] else _State("rows")
         if not node.args[1]:
-            region.instead[node] = lambda: _made(region, node, aten.clone.default, (region.ids,))
+            region.instead[node] = lambda: _dispatch_ids(region, node)
         return
     step = _product if node.target in _products() else _STEPS.get(node.target)
     if step is not None and step(region, node):
@@ -153,8 +168,11 @@ def _step(region: _Region, node: Node) -> None:
     kinds = {region.states[source].kind for source in node.all_input_nodes if source in region.states}
     if node.target in _CONVERSIONS and len(node.all_input_nodes) == 1:
         region.states[node] = region.states[node.all_input_nodes[0]]
+        if kinds == {"rows"}:
+            region.instead[node] = lambda: _over_rows(region, node)
     elif kinds == {"rows"} and _keeps_rows(region, node):
         region.states[node] = _State("rows")
+        region.instead[node] = lambda: _over_rows(region, node)
     else:
         raise _Unknown
 
@@ -182,13 +200,13 @@ def _taken(region: _Region, node: Node) -> bool:
     index = found[0] if isinstance(found, list | tuple) and len(found) == 1 else None
     order, inverse = _state(region, index, "order"), _state(region, index, "inverse")
     if order is not None and x not in region.states and x.meta["val"].shape[0] * order.each == region.rows:
-        each = order.each
         region.states[node] = _State("rows")
-        region.instead[node] = lambda: _repeated(region, node, node.args[0], each)
+        region.instead[node] = lambda: _dispatch(region, node, node.args[0])
     elif inverse is not None and _state(region, x, "rows"):
-        region.instead[node] = lambda: _summed(region, node, node.args[0], 1)
+        _put_back(region, node)
     elif node.target is aten.index.Tensor and _state(region, index, "rows") and x not in region.states:
         region.states[node] = _State("rows")
+        region.instead[node] = lambda: _over_rows(region, node)
     else:
         return False
     return True
@@ -224,8 +242,21 @@ def _filled(region: _Region, node: Node) -> bool:
     if values.meta["val"].shape[1:] != base.meta["val"].shape[1:] or (adds and base.target not in _ZEROS):
         return False
     each, place = state.each, node.args.index(values)
-    region.instead[node] = lambda: _summed(region, node, node.args[place], each)
+    region.instead[node] = lambda: _combine(region, node, node.args[place], each)
     return True
+
+
+def _put_back(region: _Region, node: Node) -> None:
+    """Rows in the order of their tokens; where those of a token are added up next, their sum."""
+    shape, viewed = list(node.meta["val"].shape), next(iter(node.users))
+    parted = list(viewed.meta["val"].shape) if viewed.target in (aten.view.default, aten.reshape.default) else []
+    added = next(iter(viewed.users)) if len(node.users) == len(viewed.users) == 1 else None
+    token = len(parted) == len(shape) + 1 and parted[0] * parted[1] == region.rows and parted[2:] == shape[1:]
+    if token and added is not None and added.target is aten.sum.dim_IntList and added.args[1:] == ([1],) and not added.kwargs:
+        region.spare += [node, viewed]
+        region.instead[added] = lambda: _combine(region, added, node.args[0], parted[1])
+    else:
+        region.instead[node] = lambda: _combine(region, node, node.args[0], 1)
 
 
 def _counts_up(node: Node, size: int) -> bool:
@@ -235,7 +266,10 @@ def _counts_up(node: Node, size: int) -> bool:
 
 def _counted(region: _Region, node: Node) -> bool:
     """A histogram does not ask in which order things come."""
-    return _state(region, node.args[0], "rows") is not None
+    if _state(region, node.args[0], "rows") is None:
+        return False
+    region.instead[node] = lambda: _of_ids(region, node)
+    return True
 
 
 def _product(region: _Region, node: Node) -> bool:
@@ -247,8 +281,10 @@ def _product(region: _Region, node: Node) -> bool:
     extra = [item for item in rest[1:] if item not in (None, 0)] + [item for key, item in node.kwargs.items() if key != "offs" and item]
     if extra or weights.meta["val"].dim() != 3 or not _ends_of(region, ends, int(weights.meta["val"].shape[0])):
         return False
-    region.states[node] = _State("rows")
-    region.products += 1
+    experts = int(weights.meta["val"].shape[0])
+    if region.experts not in (0, experts):
+        return False
+    region.states[node], region.experts = _State("rows"), experts
     region.instead[node] = lambda: _by_expert(region, node)
     return True
 
@@ -389,13 +425,59 @@ def _leave_out(region: _Region) -> None:
     region.graph.lint()
 
 
-def _made(region: _Region, at: Node, target: Any, args: tuple[Any, ...]) -> Node:
+def _made(region: _Region, at: Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Node:
     """A new node before ``at``, with its place in the user's code."""
     with region.graph.inserting_before(at):
-        made = region.graph.call_function(target, args)
+        made = region.graph.call_function(target, args, dict(kwargs or {}))
     made.meta = dict(at.meta)
-    made.meta["val"] = target(*torch.fx.node.map_arg(args, lambda source: source.meta["val"]))
+    values = torch.fx.node.map_arg((args, dict(kwargs or {})), lambda source: source.meta["val"])
+    made.meta["val"] = target(*values[0], **values[1])
     return made
+
+
+def _dispatch(region: _Region, at: Node, x: Any) -> Node:
+    """The rows of ``x``, each as often as its token has choices, among those of their experts."""
+    experts, columns = region.leading
+    return _made(region, at, torch.ops.autopar.dispatch.default, (x, region.ids, experts, 0, columns))
+
+
+def _dispatch_ids(region: _Region, at: Node) -> Node:
+    """The expert of each row, made once, where it is read first."""
+    if region.numbers is None:
+        experts, columns = region.leading
+        region.numbers = _made(region, at, torch.ops.autopar.dispatch_ids.default, (region.ids, experts, 0, columns))
+    return region.numbers
+
+
+def _of_ids(region: _Region, at: Node) -> Node:
+    """The same of each row's expert in the order of the tokens."""
+    ids = _made(region, at, aten.to.dtype, (region.ids, at.args[0].meta["val"].dtype))
+    return _made(region, at, at.target, (ids, *at.args[1:]), at.kwargs)
+
+
+def _combine(region: _Region, at: Node, x: Any, choices: int) -> Node:
+    """The sum of each token's rows, in what it is converted to next; weights that rows are multiplied by are left to it."""
+    dtype, (rows, weights) = x.meta["val"].dtype, _weighted(region, x)
+    after = next(iter(at.users), at)
+    if len(at.users) == 1 and after.target in (aten.to.dtype, aten._to_copy.default) and len(after.args) + len(after.kwargs) == 2:
+        dtype = after.meta["val"].dtype
+    return _made(region, at, torch.ops.autopar.combine.default, (rows, region.ids, weights, region.experts, 0, choices, dtype))
+
+
+def _weighted(region: _Region, x: Node) -> tuple[Node, Node | None]:
+    """Rows, and the weights ``[s]`` by which they are multiplied, if that is all that they are read for."""
+    if x.target is not aten.mul.Tensor or len(x.users) > 1:
+        return x, None
+    for rows, column in (x.args, x.args[::-1]):
+        sent = column.args[0] if isinstance(column, Node) and column.target is aten.reshape.default else column
+        if not isinstance(sent, Node) or sent.target is not torch.ops.autopar.dispatch.default or not isinstance(rows, Node):
+            continue
+        weights: Any = sent.args[0]
+        lone = math.prod(column.meta["val"].shape) == math.prod(region.leading)
+        if lone and weights.meta["val"].shape == (region.rows,) and rows.meta["val"].shape == x.meta["val"].shape:
+            region.spare += [x, column, sent]
+            return rows, weights
+    return x, None
 
 
 def _by_expert(region: _Region, at: Node) -> Node:
@@ -405,26 +487,28 @@ def _by_expert(region: _Region, at: Node) -> Node:
     if weights.target in (aten.transpose.int, aten.mT.default) and {dim % 3 for dim in (*weights.args[1:], -1, -2)} == {1, 2}:
         region.spare.append(weights)
         weights, matrices = weights.args[0], "e n k"
-    experts = int(weights.meta["val"].shape[0])
-    return _made(
-        region, at, torch.ops.autopar.expert_contract.default, (x, weights, region.ids, f"s k, {matrices}, s -> s n", experts, 0)
-    )  # fmt: skip
+    equation = f"e j k, {matrices}, e j -> e j n"
+    numbers = _dispatch_ids(region, at)
+    return _made(region, at, torch.ops.autopar.expert_contract.default, (x, weights, numbers, equation, region.experts, 0))
 
 
-def _repeated(region: _Region, at: Node, x: Any, each: int) -> Node:
-    """Each row of ``x`` so many times, one after the other."""
-    if each == 1:
-        return _made(region, at, aten.clone.default, (x,))
-    shape = [int(size) for size in x.meta["val"].shape]
-    column = _made(region, at, aten.unsqueeze.default, (x, 1))
-    spread = _made(region, at, aten.expand.default, (column, [shape[0], each, *shape[1:]]))
-    return _made(region, at, aten.reshape.default, (spread, [shape[0] * each, *shape[1:]]))
+def _over_rows(region: _Region, at: Node) -> Node:
+    """The same of dispatched rows, which have one dim more."""
+    args, kwargs = list(at.args), dict(at.kwargs)
+    if at.target in _VIEWS:
+        target = aten.expand.default if at.target is aten.expand.default else aten.reshape.default
+        return _made(region, at, target, (args[0], [*region.leading, *at.meta["val"].shape[1:]]))
+    if at.target in _CUT_AT:
+        place = _PLACE_OF_DIM.get(at.target, 2)
+        if len(args) > place:
+            args[place] = _moved_on(args[place])
+        else:
+            kwargs["dim"] = _moved_on(kwargs["dim"])
+    return _made(region, at, aten.matmul.default if at.target is aten.mm.default else at.target, tuple(args), kwargs)
 
 
-def _summed(region: _Region, at: Node, x: Any, each: int) -> Node:
-    """The sum of so many rows of ``x`` at a time."""
-    if each == 1:
-        return _made(region, at, aten.clone.default, (x,))
-    shape = [int(size) for size in x.meta["val"].shape]
-    parted = _made(region, at, aten.view.default, (x, [shape[0] // each, each, *shape[1:]]))
-    return _made(region, at, aten.sum.dim_IntList, (parted, [1]))
+def _moved_on(dims: Any) -> Any:
+    """The same dims behind one more; those that count from the end stay."""
+    if isinstance(dims, list | tuple):
+        return [_moved_on(dim) for dim in dims]
+    return dims if dims < 0 else dims + 1

@@ -18,7 +18,7 @@ from functools import cached_property
 from autopar.cost_models import Mesh
 from autopar.errors import UsageError
 from autopar.graph import CONVERSION, DIVISOR, RECEIVE, SEND, Accumulation, Graph, GraphInput, GraphOutput, Op, Phase, layer_of
-from autopar.rules import find_rule, seed_of
+from autopar.rules import find_dispatched, find_rule, seed_of
 
 STAGE_AXIS = "pp"
 """The mesh axis that a pipeline's stages lie along, the outermost."""
@@ -201,6 +201,11 @@ class _Cutter:
             for tensor, maker in crossing[target].items()
             if maker == source
         )
+        dispatched = find_dispatched(self.graph)
+        between = next((boundary.tensor for boundary in boundaries if boundary.tensor in dispatched), None)
+        if between is not None:
+            message = f"a stage begins between the products of a mixture of experts (at {self.graph.producer[between].location})"
+            raise UsageError(message, "let stages begin with whole layers")
         graphs = tuple(self._graph(stage, ops, boundaries) for stage, ops in enumerate(rows))
         return Stages(graphs, boundaries, positions, self.tied)
 

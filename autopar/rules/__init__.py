@@ -17,6 +17,7 @@ facts              what else follows from a row: aliasing, memory, draws, number
 launches           kernels that the host issues
 repeating          views that repeat: of less memory than their size
 memory_order       how results lie in memory: in order, turned, with gaps (copied: the operands that a kernel copies for that)
+dispatch           rows that are dispatched to experts
 products           contractions that are products of two matrices, and additions that these do as well
 """
 
@@ -24,7 +25,8 @@ from __future__ import annotations
 
 from autopar.rules.binding import bind
 from autopar.rules.copied import find_copied
-from autopar.rules.expansion import strategies, way_of
+from autopar.rules.dispatch import dispatched_results, find_dispatched, splits_experts
+from autopar.rules.expansion import plain_factors, strategies, way_of
 from autopar.rules.facts import (
     STORING,
     axis_layout,
@@ -70,9 +72,11 @@ __all__ = [
     "bind",
     "bytes_moved",
     "count_entries",
+    "dispatched_results",
     "effect_of_number",
     "family",
     "find_copied",
+    "find_dispatched",
     "find_expanded",
     "find_fusable_additions",
     "find_orders",
@@ -93,11 +97,13 @@ __all__ = [
     "may_write_over",
     "out_variant",
     "parse",
+    "plain_factors",
     "reads_back",
     "reads_values",
     "repeats",
     "rule",
     "seed_of",
+    "splits_experts",
     "storage_roots",
     "stored_elements",
     "stores",

@@ -84,6 +84,7 @@ class _Binder:
         self.along = self._along()
         self.places = [_lay_out(term, len(shape), self.dims, self.along) for term, shape in self._terms()]
         self.letters = self._letters()
+        self.loose = {name for term, _ in self._terms() for token in term.dims if token.loose for name in token.names}
         self.extents: dict[str, int] = dict(self.given)
 
     def _terms(self) -> list[tuple[Term, Shape]]:
@@ -155,6 +156,7 @@ class _Binder:
             self._mirror(splittable),
             self._ring(splittable, order),
             Exchange(*self.pattern.exchange) if self.pattern.exchange and self.pattern.exchange[0] in splittable else None,
+            loose=frozenset(name for name in order if name in self.loose),
         )
 
     def _ellipsis_extents(self, shapes: Sequence[Shape]) -> None:
@@ -169,13 +171,16 @@ class _Binder:
                     self.extents[name] = max(known, extent) if extent else extent
 
     def _solve(self, shapes: Sequence[Shape]) -> None:
-        """Finds every factor's extent: a dim with one unknown factor gives it by division."""
+        """Finds every factor's extent: a dim with one unknown factor gives it by division, loose ones what divides all of them."""
         pending = [
             (token, extent)
             for places, shape in zip(self.places, shapes, strict=True)
             for place, extent in zip(places, shape, strict=True)
             if (token := place.token) is not None and (token.names or token.size is not None)
         ]
+        for name in self.loose:
+            self.extents[name] = math.gcd(*(extent for token, extent in pending if name in token.names))
+        pending = [(token, extent) for token, extent in pending if not token.loose]
         for optional in (False, True):
             progress = True
             while progress:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 
 from autopar.cost_models.collectives import KINDS
@@ -24,6 +24,8 @@ MUST_SPLIT = frozenset({"contraction", "convolution", "attention"})
 """Families of operators that must be split under the communication model."""
 
 Axes = tuple[int, ...]
+COUNT_BYTES = 16
+"""Bytes that tell the rank of an expert how many rows come for it: its number and theirs, in int64."""
 
 
 def strategies(
@@ -105,7 +107,7 @@ def _assignments(
         parts = {name: math.prod([sizes[axis] for axis in some]) for name, some in factors.items()}
         even = not any(rule.extent[name] % count for name, count in parts.items())
         legal = even or all(rule.splits(name, [sizes[axis] for axis in some], uneven=name in uneven) for name, some in factors.items())
-        if legal and all(_contiguous(names, extent, rule.extent, parts) for names, extent in composites):
+        if legal and all(_fits(rule, names, extent, parts) for names, extent in composites):
             yield factors, flows, ""
             for way in _ways(rule, parts) if even else ():
                 yield factors, flows, way
@@ -119,6 +121,13 @@ def _ways(rule: ShardingRule, parts: dict[str, int]) -> Iterator[str]:
         yield "mirrored"
     if ring is not None and ring.factor in parts and halves and rule.extent[ring.along] % parts[ring.factor] == 0:
         yield "ring"
+
+
+def _fits(rule: ShardingRule, names: tuple[str, ...], extent: int, parts: dict[str, int]) -> bool:
+    """Whether each rank has a part of a dim of several factors."""
+    if rule.loose.issuperset(names):
+        return extent % math.prod([parts.get(name, 1) for name in names]) == 0
+    return _contiguous(names, extent, rule.extent, parts)
 
 
 def _contiguous(names: tuple[str, ...], extent: int, extents: dict[str, int], parts: dict[str, int]) -> bool:
@@ -165,7 +174,7 @@ class _Expansion:
         given = tuple([(f"{name} {way}" if name == special else name, factors[name]) for name in rule.free if name in factors])
         inside = WAYS[way](rule, self._held(factors[special], (*inputs, *outputs))) if special else Inside()
         if rule.exchange is not None and rule.exchange.factor in factors:
-            inside = Inside((self._exchange(rule.exchange, factors[rule.exchange.factor], outputs[0]),))
+            inside = Inside(tuple(self._exchange(rule.exchange, factors, inputs[0], outputs[0])))
         return Strategy(
             tuple(inputs), tuple(outputs), parts, self._inner(factors) + inside.inner, given, inside.workspace, inside.turns, inside.merged
         )
@@ -207,12 +216,23 @@ class _Expansion:
                 found.append(InnerCollective("all_reduce", over, elements * max(4, self.itemsizes[0]), item.reduction))
         return tuple(found)
 
-    def _exchange(self, exchange: Exchange, axes: Axes, made: ShardingSpec) -> InnerCollective:
-        """The collective that the operator is, of a result that lies so."""
-        kind, result = KINDS[exchange.kind], len(self.rule.inputs)
+    def _exchange(
+        self, exchange: Exchange, factors: Mapping[str, Axes], read: ShardingSpec, made: ShardingSpec
+    ) -> Iterator[InnerCollective]:  # fmt: skip
+        """The collective that the operator is, of a first input and a result that lie so. An all-to-all may repeat the one or add up for
+        the other: the larger travels, as if experts had equal numbers of rows."""
+        axes, kind, result = factors[exchange.factor], KINDS[exchange.kind], len(self.rule.inputs)
+        ranks = math.prod(self.sizes[axis] for axis in axes)
+        if exchange.experts:
+            experts = self.rule.extent[exchange.experts] // math.prod(self.sizes[axis] for axis in factors.get(exchange.experts, ()))
+            yield InnerCollective(exchange.kind, axes, ranks * COUNT_BYTES * experts, "counts")
+        if exchange.reduction == "counts":
+            return
         bytes_made = math.prod(made.local_shape(self.rule.shapes[1][0], self.sizes)) * self.itemsizes[result]
-        full = bytes_made * (1 if kind.leaves_full else math.prod(self.sizes[axis] for axis in axes))
-        return InnerCollective(exchange.kind, axes if kind.ordered else tuple(sorted(axes)), full, exchange.reduction)
+        if exchange.kind == "all_to_all":
+            bytes_made = max(bytes_made, math.prod(read.local_shape(self.rule.shapes[0][0], self.sizes)) * self.itemsizes[0])
+        full = bytes_made * (1 if kind.leaves_full else ranks)
+        yield InnerCollective(exchange.kind, axes if kind.ordered else tuple(sorted(axes)), full, exchange.reduction)
 
     def _spec(self, index: int, factors: dict[str, Axes], through: Axes) -> ShardingSpec:
         """Of a tensor, numbered over inputs, then outputs, partial over axes ``through`` which it flows."""

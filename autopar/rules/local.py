@@ -3,6 +3,7 @@
 One function reads how dims are cut from the strategy; the table's rows say which argument takes what:
 
     shape output 0      the local shape of that output (or ``input 0``)
+    size output 0 1     the local size of a dim of that output
     extent v            the local size of a factor (of several: the product); an argument that is None stays
     start v             the argument plus the rank's first index of the factor
     shift v -w          the argument plus the first index of one factor, less that of another
@@ -100,6 +101,8 @@ class _Cut:
         match word:
             case "shape":
                 return self.local_shape(rest[0], int(rest[1]))
+            case "size":
+                return self.local_shape(rest[0], int(rest[1]))[int(rest[2])]
             case "extent":
                 extent = math.prod(self.span(name)[1] for name in rest)
                 return (extent,) if isinstance(argument, tuple) else argument if argument is None else extent

@@ -5,6 +5,8 @@
     n (g i) _..., (g o) i _... -> n (g o) _...      `(g i)`: one dim of several factors, major to minor;  `_...`: any dims, whole
     ... d -> ... +d:max                 reduced by max (or min, product) instead of sum
     b h s e, b h s ~e                   an output that does not depend on `e` (replicated, not partial)
+    [t x] k -> [y x] [t] k              `[t x]`: one dim whose entries stand in no order, so that any of its factors may split it; a factor
+                                        of such dims has the extent that divides all of them
     m n +k, m k, k n -> m n +k          an input that must come partial over the axes of `k`
     ... _ * -> ... _                    `*`: one term for every tensor of a list;  `_`: one dim, whole;  `1`: a dim of size 1
     b?                                  this dim may be of size 1 and is then broadcast;  `a=2` gives a factor's extent;  `()` is a scalar
@@ -13,6 +15,8 @@ Clauses follow a bar:
 
     | linear {0 1} {2}      partial sums flow from inputs 0 and 1 together, or from input 2 alone, to every output
     | exchange n: all_reduce sum          the operator is this collective when `n` is split
+    | exchange x: all_to_all rows y       when `x` is split: ranks tell how many rows they have for each of `y`, and send them; of `counts`
+                                        they tell alone
     | inner d: max(...) sum(...)        when `d` is split: all-reduces of statistics of those dims inside the operator
     | triangle s                        work grows along `s` as the rows of a triangle do: its last part does the most
     | mirror s: {0} {3 4}               ranks may trade half of their part of `s` with the rank as far from the other end, and all have
@@ -37,7 +41,7 @@ SAME = "same"
 _REDUCTION = "|".join(REDUCTIONS)
 _TOKEN = re.compile(
     rf"\s*(?:(?P<ellipsis>\.\.\.!?|_\.\.\.)|(?P<suffix>[+~](?:[A-Za-z][A-Za-z0-9]*|\.\.\.)(?::(?:{_REDUCTION}))?)"
-    r"|(?P<name>[A-Za-z][A-Za-z0-9]*(?:=\d+)?[!?]?|_)|(?P<size>\d+)|(?P<open>\()|(?P<close>\)\??)|(?P<many>\*))"
+    r"|(?P<name>[A-Za-z][A-Za-z0-9]*(?:=\d+)?[!?]?|_)|(?P<size>\d+)|(?P<open>[(\[])|(?P<close>\)\??|\])|(?P<many>\*))"
 )
 _HINT = "a rule reads like 'm k, k n -> m n'; see the module docstring of autopar.rules.notation"
 
@@ -51,12 +55,14 @@ class Token:
         kind: ``dim``; ``ellipsis`` (``...``); ``rest`` (``_...``).
         size: the literal size of a dim written as a number (its names are empty), else None.
         optional: written with ``?``: of size 1 it is broadcast.
+        loose: written in brackets: its entries stand in no order.
     """
 
     names: tuple[str, ...] = ()
     kind: str = "dim"
     size: int | None = None
     optional: bool = False
+    loose: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class Pattern:
         triangles: factors along which the work grows from nothing, evenly.
         mirror: (factor, groups of tensors): what travels where ranks trade halves of their parts of the factor.
         ring: (factor, factor of what travels, inputs that travel).
-        exchange: (factor, kind, reduction): the collective that the operator is where the factor is split.
+        exchange: (factor, kind, reduction, experts): the collective that the operator is where the factor is split (``Exchange``).
     """
 
     text: str
@@ -95,7 +101,7 @@ class Pattern:
     triangles: frozenset[str] = frozenset()
     mirror: tuple[str, tuple[tuple[int, ...], ...]] | None = None
     ring: tuple[str, str, tuple[int, ...]] | None = None
-    exchange: tuple[str, str, str] | None = None
+    exchange: tuple[str, str, str, str] | None = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -160,6 +166,7 @@ def _term(text: str, whole: set[str], given: dict[str, int]) -> Term:
     tokens: list[Token] = []
     suffixes: list[tuple[str, str]] = []
     group: list[str] | None = None
+    opened = ""
     many, position, text = False, 0, text.rstrip()
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -194,16 +201,16 @@ def _term(text: str, whole: set[str], given: dict[str, int]) -> Term:
             case "size":
                 tokens.append(Token(size=int(word)))
             case "open":
-                group = []
+                group, opened = [], word
             case "close":
-                if not group:
-                    raise _Unreadable(f"a ')' with nothing before it in {text.strip()!r}")
-                tokens.append(Token(tuple(group), optional=word.endswith("?")))
+                if not group or {"(": ")", "[": "]"}[opened] != word[0]:
+                    raise _Unreadable(f"a {word[0]!r} with nothing before it in {text.strip()!r}")
+                tokens.append(Token(tuple(group), optional=word.endswith("?"), loose=opened == "["))
                 group = None
             case _:
                 many = True
     if group is not None:
-        raise _Unreadable(f"a '(' is not closed in {text.strip()!r}")
+        raise _Unreadable(f"a {opened!r} is not closed in {text.strip()!r}")
     names = [name for token in tokens for name in token.names if name != "_"]
     if len(set(names)) != len(names):
         raise _Unreadable(f"a factor stands twice in {text.strip()!r}")
@@ -244,8 +251,8 @@ def _clause(pattern: Pattern, text: str) -> Pattern:
             raise _Unreadable(f"the clause {text!r}: write 'ring s t: {{1 2}}' for factors of the rule")
         return replace(pattern, ring=(match[1], match[2], tuple(map(int, match[3].split()))))
     if word == "exchange":
-        match = re.fullmatch(r"(\w+): (\w+)(?: (\w+))?", rest.strip())
+        match = re.fullmatch(r"(\w+): (\w+)(?: (\w+))?(?: (\w+))?", rest.strip())
         if not match or match[1] not in pattern.names:
             raise _Unreadable(f"the clause {text!r}: write 'exchange n: all_reduce sum' for a factor of the rule")
-        return replace(pattern, exchange=(match[1], match[2], match[3] or ""))
+        return replace(pattern, exchange=(match[1], match[2], match[3] or "", match[4] or ""))
     raise _Unreadable(f"the clause {text!r} is none of linear, inner, triangle, mirror, ring, exchange")

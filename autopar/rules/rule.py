@@ -67,12 +67,15 @@ class Exchange:
     Args:
         factor: over whose axes.
         kind: of ``cost_models.collectives.KINDS``.
-        reduction: one of ``autopar.sharding.REDUCTIONS``; empty where it reduces nothing.
+        reduction: one of ``autopar.sharding.REDUCTIONS``; empty where it reduces nothing. ``counts`` and ``rows`` are of an all-to-all:
+            how many rows a rank has for each expert, and then the rows, as many as there are.
+        experts: the factor of the experts that are counted.
     """
 
     factor: str
     kind: str
     reduction: str
+    experts: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class ShardingRule:
         exchange: the collective that the operator is, if it is one.
         equal: the factors that are split in equal parts alone.
         full: the factors of which no part may be empty.
+        loose: the factors of dims whose entries stand in no order: each may split a dim of several, in equal parts.
         known: False for an operator without a row, or with arguments its row does not fit: everything whole.
         reason: why it is not known.
     """
@@ -118,6 +122,7 @@ class ShardingRule:
     exchange: Exchange | None = None
     equal: frozenset[str] = frozenset()
     full: frozenset[str] = frozenset()
+    loose: frozenset[str] = frozenset()
     known: bool = True
     reason: str = ""
 
@@ -144,7 +149,7 @@ class ShardingRule:
         extent = self.extent[name]
         if extent % math.prod(sizes) == 0:
             return True
-        if not uneven or name in self.equal or extent == 1:
+        if not uneven or name in self.equal or name in self.loose or extent == 1:
             return False
         return name not in self.full or smallest(extent, sizes) > 0
 
@@ -166,6 +171,9 @@ class ShardingRule:
         words = []
         for names, extent in zip(dims, shape, strict=True):
             marked = [name + ("!" if name in self.whole else "") for name in names]
+            if self.loose.issuperset(names) and names:
+                words.append(f"[{' '.join(marked)}]")
+                continue
             words.append(("1" if extent == 1 else "_") if not marked else marked[0] if len(marked) == 1 else f"({' '.join(marked)})")
         words = words or ["()"]
         words += [f"+{name}" + ("" if reduction == "sum" else f":{reduction}") for name, reduction in partial]
@@ -192,5 +200,6 @@ class ShardingRule:
         if self.ring is not None:
             clauses += f" | ring {self.ring.factor} {self.ring.along}: {{{' '.join(map(str, self.ring.sent))}}}"
         if self.exchange is not None:
-            clauses += f" | exchange {self.exchange.factor}: {self.exchange.kind} {self.exchange.reduction}".rstrip()
+            words = self.exchange.kind, self.exchange.reduction, self.exchange.experts
+            clauses += f" | exchange {self.exchange.factor}: {' '.join(word for word in words if word)}"
         return clauses

@@ -47,9 +47,9 @@ def _grouped(op: Op, tensors: Mapping[str, Tensor]) -> float:
 
 
 def _experts(op: Op, tensors: Mapping[str, Tensor]) -> float:
-    """The same of an equation: every factor but the experts."""
-    extents = find_rule(op, tensors).extent
-    return 2.0 * math.prod(extents.values()) / extents["e"]
+    """The same of an equation: every factor but the experts, unless rows are dispatched to them."""
+    extents, rows = find_rule(op, tensors).extent, tensors[op.inputs[2]].shape
+    return 2.0 * math.prod(extents.values()) / (extents.get("e", 1) if len(rows) == 1 else 1)
 
 
 def _convolution(op: Op, tensors: Mapping[str, Tensor]) -> float:

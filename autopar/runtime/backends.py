@@ -71,6 +71,20 @@ Rooms = Sequence[Tensor] | None
 """Flat memory for what each hosted rank receives."""
 
 
+@dataclass(frozen=True)
+class Unequal:
+    """Rows of a rank that go to the members of its group, to one after another.
+
+    Args:
+        rows: ``[rows, ...]``.
+        sent, received: how many go to each member, and how many come from each.
+    """
+
+    rows: Tensor
+    sent: Sequence[int]
+    received: Sequence[int]
+
+
 class Backend(Protocol):
     """Hosts some ranks of a mesh and moves buffers between them.
 
@@ -92,6 +106,10 @@ class Backend(Protocol):
         Args:
             rooms: of an all_gather, the memory to be filled, where buffers are already in their places in it.
         """
+        ...
+
+    def exchange(self, exchange: Exchange, given: Sequence[Unequal]) -> list[Tensor]:
+        """An all_to_all of unequal parts, waited for at once: what each hosted rank receives, ``[rows, ...]``."""
         ...
 
     def streams(self, exchange: Exchange) -> bool:
@@ -144,6 +162,13 @@ class LockstepRanks:
             return found
 
         return wait
+
+    def exchange(self, exchange: Exchange, given: Sequence[Unequal]) -> list[Tensor]:
+        parts, found = [item.rows.split(list(item.sent)) for item in given], []
+        for rank in self.ranks:
+            members = group_of(self.mesh, exchange.axes, rank)
+            found.append(torch.cat([parts[member][members.index(rank)] for member in members]))
+        return found
 
     def streams(self, exchange: Exchange) -> bool:
         return False
@@ -241,6 +266,10 @@ class LoneRank:
 
         return wait
 
+    def exchange(self, exchange: Exchange, given: Sequence[Unequal]) -> list[Tensor]:
+        (item,) = given
+        return [item.rows.new_zeros(sum(item.received), *item.rows.shape[1:])]
+
     def streams(self, exchange: Exchange) -> bool:
         return False
 
@@ -277,6 +306,10 @@ class ProcessRanks:
             return Sent(*_gathered(buffer, room, self.groups[exchange.axes]), buffer)
         ends = self.ends(exchange) if KINDS[exchange.kind].pairs else None
         return Sent(*_OVER_GROUP[exchange.kind](buffer, exchange, self.groups[exchange.axes], ends), buffer)
+
+    def exchange(self, exchange: Exchange, given: Sequence[Unequal]) -> list[Tensor]:
+        (item,) = given
+        return list(Sent(*_exchanged(item, self.groups[exchange.axes]), item.rows)())
 
     def ends(self, exchange: Exchange) -> Ends:
         """Of a permute, for each member of the group: 1 where this rank's buffer goes there; 1 where the one it receives comes from."""
@@ -337,6 +370,13 @@ def _all_to_all(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, en
     out = torch.empty_like(buffer)
     lent = lend(_plain(out)), lend(_plain(buffer))
     return dist.all_to_all_single(*lent, group=group, async_op=True), out, lent
+
+
+def _exchanged(item: Unequal, group: dist.ProcessGroup) -> Started:
+    """As ``_all_to_all``, of unequal parts."""
+    rows, out = item.rows.contiguous(), item.rows.new_empty(sum(item.received), *item.rows.shape[1:])
+    lent = lend(_plain(out)), lend(_plain(rows))
+    return dist.all_to_all_single(*lent, list(item.received), list(item.sent), group=group, async_op=True), out, lent
 
 
 def _permute(buffer: Tensor, exchange: Exchange, group: dist.ProcessGroup, ends: Ends | None) -> Started:

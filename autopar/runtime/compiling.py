@@ -22,6 +22,7 @@ from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
 from autopar.recording import machine_of, replay
 from autopar.rows import Inputs, Outputs
+from autopar.rules import splits_experts
 from autopar.runtime.agreement import check_agreement, everyones, fetch, find_sources, together
 from autopar.runtime.backends import Backend, ProcessRanks, TracedRanks
 from autopar.runtime.calls import CallTree, is_leaf, read_plain
@@ -308,6 +309,8 @@ def bind_step(
     if make_recorder is not None:
         check_recordable(schedule, place.device)
     traced = execute in ("graph", "compiled")
+    if execute != "eager":
+        check_fixed_sizes(schedule, execute)
     backend: Backend = (TracedRanks if traced else ProcessRanks)(place.mesh, groups_needed(schedule), place.team)
     bound = bind(schedule, backend, place.device, dropout=dropout, in_place=not traced, split=split)
     executable: Executable | Graphs = bound if make_recorder is None else replayed(bound, make_recorder)
@@ -317,6 +320,15 @@ def bind_step(
     step = Step(executable, place, inputs, call, constants)
     check_gradient_specs(step)
     return step
+
+
+def check_fixed_sizes(schedule: Schedule, execute: Execution) -> None:
+    """Raises UsageError: experts are split among ranks, which have as many rows as chose them; at the model's line."""
+    split = next((item.op for item in schedule.operations.values() if splits_experts(item.op, item.strategy)), None)
+    if split is not None:
+        message = f"{split.location}: experts are split among ranks, to which other numbers of rows go in each call"
+        hint = f"plan with execute={execute!r}, which keeps experts whole on a rank, or compile with execute='eager'"
+        raise UsageError(f"{message}; {execute!r} execution has fixed sizes", hint)
 
 
 def own_constants(schedule: Schedule, constants: Mapping[str, torch.Tensor], place: Place) -> dict[str, torch.Tensor]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
+from autopar.dialect.experts import KeptPlaces
 from autopar.dialect.library import BODIES, LOOKING, STILL
 from autopar.graph import Ref
 from autopar.runtime.code import Code
@@ -24,6 +25,7 @@ from autopar.runtime.index_check import raise_index_errors
 from autopar.runtime.kernels import write_call
 from autopar.runtime.loss_gradient import given_loss_gradient, is_narrow, loss_gradient
 from autopar.runtime.operators import find_function
+from autopar.runtime.whole_operands import FIRST_EXPERT
 from autopar.schedule import Schedule
 from autopar.torch_compat import fake_mode, is_operator, trace_operators
 
@@ -132,7 +134,11 @@ def emit(executable: Executable, device: torch.device) -> Graphs:
     """Traces the schedule of one rank. Nothing is computed and nothing is sent."""
     schedule, mode, (rank,) = executable.schedule, fake_mode(), executable.backend.ranks
     whole = _kept_whole(schedule, device)
-    bodies = {getattr(torch.ops.autopar, name).default: body for name, body in BODIES.items() if f"autopar.{name}.default" not in whole}
+    bodies, kept_places = {}, KeptPlaces()
+    for name, body in BODIES.items():
+        if (target := f"autopar.{name}.default") not in whole:
+            found = partial(body, find_places=kept_places.find) if target in FIRST_EXPERT else body
+            bodies[getattr(torch.ops.autopar, name).default] = found
     entering = [item.tensor for item in schedule.graph.inputs if item.kind != "tangent"]
     tangents = [item.tensor for item in schedule.graph.of_kind("tangent")]
     stored = [item.tensor for item in schedule.graph.inputs if item.kind in STORED]
@@ -204,6 +210,7 @@ def issue(graph: torch.fx.GraphModule) -> Callable[..., Any]:
     for name, node in last.items():
         ends.setdefault(node.name, []).append(name)
     left: list[Any] = []
+    places, targets = KeptPlaces(), {str(node.target) for node in nodes}
     for node in nodes:
         reads = [code.read(used.name) for used in node.all_input_nodes]
         numbers = {used: Ref(number) for number, used in enumerate(node.all_input_nodes)}
@@ -212,12 +219,15 @@ def issue(graph: torch.fx.GraphModule) -> Callable[..., Any]:
             code.add(f"{code.write(node.name)} = {code.object(getattr(graph, node.target))}")
         elif node.op == "call_function":
             function = find_function(str(node.target)) if is_operator(node.target) else node.target
+            function = partial(function, find_places=places.find) if str(node.target) in FIRST_EXPERT else function
             code.add(f"{code.write(node.name)} = {write_call(code, function, args, kwargs, reads)}")
             code.free([] if node.name in last else [node.name])
         elif node.op == "output":
             left = list(node.args[0])
             break
         code.free(ends.get(node.name, ()))
+    if not targets.isdisjoint(FIRST_EXPERT):
+        code.add(f"{code.object(places.let_go)}()")
     segment = code.segment("graph")
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:

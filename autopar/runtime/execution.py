@@ -20,8 +20,8 @@ from autopar.dialect.batch_norm import batch_norm_in_place
 from autopar.dialect.experts import KeptPlaces
 from autopar.dialect.library import STILL
 from autopar.errors import UsageError
-from autopar.rules import STORING, localize
-from autopar.runtime.backends import Backend
+from autopar.rules import STORING, find_dispatched, localize
+from autopar.runtime.backends import Backend, Unequal
 from autopar.runtime.buffer_writes import BATCH_NORM, find_buffer_writes, find_counters
 from autopar.runtime.code import Code, Segment
 from autopar.runtime.collectives import GONE, Call, Flights, Observed, Values, exchange_beside, exchange_inside, exchange_now
@@ -37,7 +37,7 @@ from autopar.runtime.mixed_norms import check_norms
 from autopar.runtime.offloading import Transfer
 from autopar.runtime.operators import find_function, find_operator, named_results, takes_device, with_tensors, with_torch_values
 from autopar.runtime.ranges import call_of, layer_of
-from autopar.runtime.whole_operands import EXPERT_CONTRACT, mark_whole
+from autopar.runtime.whole_operands import FIRST_EXPERT, mark_whole
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import BEFORE_ALL, Operation
@@ -235,6 +235,7 @@ class _Binding:
     ) -> None:  # fmt: skip
         self.schedule, self.backend, self.device, self.dropout, self.in_place = schedule, backend, device, dropout, in_place
         self.pairs, self.tail, self.places = pairs_of(schedule, in_place), tail, KeptPlaces()
+        self.dispatched = find_dispatched(schedule.graph)
         self.buffer_writes = find_buffer_writes(schedule) if in_place else {}
         self.counters = find_counters(schedule, self.buffer_writes)
         self.gradient_pairs = find_gradient_pairs(schedule, parts)
@@ -281,7 +282,7 @@ class _Binding:
             if item.kind in ("start", "wait"):
                 code.mark("ranges.end_call()")
         code.begin(None)
-        if any(self.schedule.operations[item.of].op.target == EXPERT_CONTRACT for item in run if item.kind == "run"):
+        if any(self.schedule.operations[item.of].op.target in FIRST_EXPERT for item in run if item.kind == "run"):
             code.add(f"{code.object(self.places.let_go)}()")
         return code.segment(name)
 
@@ -324,6 +325,8 @@ class _Binding:
             else:
                 shapes = self.shapes(reads, rank)
                 function, (args, kwargs) = _view_apart if operation.apart else self.function(operation.op.target), arguments[place]
+                if self.varies(operation):
+                    function = partial(_with_own_columns, function)
                 marked = mark_whole(operation.op, self.schedule.graph, args, shapes)
                 handler = write_check(code, operation.op, self.schedule.graph, marked, given, self.backend.traced)
                 expression = write_operator(code, operation.op, function, marked, kwargs, shapes, given)
@@ -351,7 +354,14 @@ class _Binding:
         if not self.dropout or self.backend.traced:  # who counts memory counts by operators
             return (None if self.dropout else STILL.get(target)) or find_operator(target)
         found = find_function(target)
-        return partial(found, find_places=self.places.find) if target == EXPERT_CONTRACT else found
+        return partial(found, find_places=self.places.find) if target in FIRST_EXPERT else found
+
+    def varies(self, operation: Operation) -> bool:
+        """Whether its argument says the size of rows of experts that are split among ranks, which values decide."""
+        op, made = operation.op, operation.op.outputs[0]
+        sizes = op.args[1] if len(op.args) > 1 and isinstance(op.args[1], tuple) else ()
+        rows = made in self.dispatched and op.inputs[0] in self.dispatched and bool(operation.strategy.outputs[0].dims[0])
+        return rows and sizes[:2] == self.schedule.graph.tensors[made].shape[:2]
 
     def may_write(self, value: str) -> bool:
         """Whether a value that nobody needs any more is written over, as planned: not in a trace, nor if torch may have made a view.
@@ -446,6 +456,11 @@ def _masking(part: Part, index: int) -> Callable[[Tensor], Tensor]:
     return run
 
 
+def _with_own_columns(function: Callable[..., Any], rows: Tensor, sizes: Sequence[int], *others: Any, **named: Any) -> Any:
+    """An operator that is told the size of dispatched rows ``[experts, columns, ...]``: columns are those that there are."""
+    return function(rows, [sizes[0], rows.shape[1], *sizes[2:]], *others, **named)
+
+
 def _view_apart(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """A view in memory of its own, as the plan counts it."""
     return tensor.clone(memory_format=torch.contiguous_format).view(shape)
@@ -472,12 +487,16 @@ def _write_with_collectives(
     exchanges = {what: exchange_inside(mesh, *what) for what in asked}
 
     def answer(requests: Sequence[Request], observed: list[Observed] | None) -> Sequence[Answer]:
-        inner, tensors = requests[0][0], [tensor for _, tensor in requests]
+        inner = requests[0][0]
         exchange = exchanges[inner.kind, inner.axes, inner.reduction]
-        if observed is not None:
-            bytes_sent = exchange.full_bytes(tensors[0].nbytes)
+        tensors = [given for _, given in requests if isinstance(given, Tensor)]
+        rows = [given for _, given in requests if isinstance(given, Unequal)]
+        if observed is not None:  # rows are counted as planned
+            bytes_sent = inner.bytes if rows else exchange.full_bytes(tensors[0].nbytes)
             observed.append(Observed(inner.kind, exchange.axes, item.phase, bytes_sent, op.inputs[0], item.of))
-        return exchange_now(backend, exchange, tensors) if inner.beside is None else exchange_beside(backend, exchange, tensors)
+        if inner.beside is not None:
+            return exchange_beside(backend, exchange, tensors)
+        return backend.exchange(exchange, rows) if rows else exchange_now(backend, exchange, tensors)
 
     def run(observed: list[Observed] | None, *given: Sequence[Tensor]) -> list[list[Tensor]]:
         bodies = []

@@ -1,7 +1,8 @@
 """Operators that need collectives inside: their bodies on a rank's part, as generators.
 
 A body yields a collective and this rank's tensor for each that its strategy declares, in that order, is sent the reduced tensor (of a
-permute, the other rank's; of one that travels beside the work, a function that waits for it), and returns what the operator returns.
+permute, the other rank's; of one that travels beside the work, a function that waits for it), and returns what the operator returns. Of
+rows, as many as there are, it yields how many go to each rank too (``Unequal``).
 Statistics are at least float32, as in the whole operator.
 """
 
@@ -18,7 +19,8 @@ from autopar.cost_models.collectives import KINDS
 from autopar.dialect.library import wide_dtype
 from autopar.graph import Op
 from autopar.rules import way_of
-from autopar.runtime import kept_collectives
+from autopar.runtime import expert_exchange, kept_collectives
+from autopar.runtime.backends import Unequal
 from autopar.runtime.sequences import (
     mirrored_attention,
     mirrored_attention_backward,
@@ -27,7 +29,7 @@ from autopar.runtime.sequences import (
 )
 from autopar.sharding import InnerCollective, Strategy
 
-Request = tuple[InnerCollective, Tensor]
+Request = tuple[InnerCollective, Tensor | Unequal]
 Answer: TypeAlias = Tensor | Callable[[], Tensor]
 Body: TypeAlias = Generator[Request, Answer | None, Any]
 
@@ -48,8 +50,8 @@ def body(op: Op, strategy: Strategy, sizes: Sequence[int], args: Sequence[Any], 
     for item in strategy.inner:
         tensor, reduction = running.send(answer)
         answer = None  # what the body has let go of is gone before more comes
-        sent = tensor.numel() * tensor.element_size() * (1 if KINDS[item.kind].takes_full else parts)
-        fits = sent <= item.bytes  # a smaller part may have less
+        sent = 0 if isinstance(tensor, Unequal) else tensor.nbytes * (1 if KINDS[item.kind].takes_full else parts)
+        fits = sent <= item.bytes  # a smaller part may have less; rows are as many as there are
         assert reduction == item.reduction and fits, f"{op.target}: {item} declared, {reduction} of {sent} bytes asked"
         answer = yield item, tensor
         del tensor
@@ -243,6 +245,9 @@ BODIES: Mapping[str, Callable[..., Any]] = {
     "autopar.extreme": _extreme,
     "autopar.batch_norm": _batch_norm,
     "autopar.batch_norm_backward": _batch_norm_backward,
+    "autopar.dispatch": expert_exchange.dispatch,
+    "autopar.dispatch_ids": expert_exchange.dispatch_ids,
+    "autopar.combine": expert_exchange.combine,
     "autopar.all_gather": kept_collectives.all_gather,
     "autopar.all_reduce": kept_collectives.all_reduce,
     "autopar.reduce_scatter": kept_collectives.reduce_scatter,

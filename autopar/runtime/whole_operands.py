@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from autopar.dialect.experts import FIRST_EXPERT
+from autopar.dialect import dispatch, experts
 from autopar.dialect.library import WHOLE
 from autopar.dialect.lookup import OFFSETS
 from autopar.graph import Graph, Op, Tensor
 from autopar.rules import count_entries, ignored_number, looked_up
 
-EXPERT_CONTRACT = "autopar.expert_contract.default"
+FIRST_EXPERT = {"autopar.expert_contract.default": experts.FIRST_EXPERT, **dispatch.FIRST_EXPERT}
+"""Operators whose rows are of experts, with the position of the first one at hand, behind the number of experts."""
 
 
 def mark_whole(op: Op, graph: Graph, args: Sequence[Any], shapes: Sequence[Sequence[int]]) -> Sequence[Any]:
@@ -25,8 +26,9 @@ def mark_whole(op: Op, graph: Graph, args: Sequence[Any], shapes: Sequence[Seque
     Args:
         args, shapes: its arguments and the shapes of its inputs on this rank.
     """
-    if op.target == EXPERT_CONTRACT:
-        whole, place = args[FIRST_EXPERT - 1] == op.args[FIRST_EXPERT - 1], FIRST_EXPERT
+    if op.target in FIRST_EXPERT:
+        place = FIRST_EXPERT[op.target]
+        whole = args[place - 1] == op.args[place - 1]
     elif op.target in OFFSETS:
         whole, place = _holds_table(op, graph, args, shapes), OFFSETS[op.target]
     else:

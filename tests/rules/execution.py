@@ -15,6 +15,7 @@ import autopar.dialect  # noqa: F401  registers the operators of ours
 from autopar.cost_models.collectives import KINDS
 from autopar.graph import Dtype, Op, Ref, Tensor
 from autopar.rules import localize
+from autopar.runtime.backends import Unequal
 from autopar.runtime.inner import Answer, body
 from autopar.runtime.operators import find_function, find_operator, named_results, with_tensors, with_torch_values
 from autopar.sharding import InnerCollective, ShardingSpec, Strategy
@@ -66,9 +67,13 @@ def execute(target: str, args: Sequence[Any], kwargs: dict[str, Any] | None = No
 
 def split_run(run: Executed, strategy: Strategy, sizes: Sizes) -> list[list[torch.Tensor]]:
     """The outputs of every rank, in rank order, of the operator run under a strategy."""
-    ranks = list(itertools.product(*(range(size) for size in sizes)))
     shares = [cut(value, spec, sizes) for value, spec in zip(run.inputs, strategy.inputs, strict=True)]
-    bound = []
+    return run_ranks_of(run, strategy, sizes, shares)
+
+
+def run_ranks_of(run: Executed, strategy: Strategy, sizes: Sizes, shares: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    """The same of given parts of its inputs, by input and rank."""
+    ranks, bound = list(itertools.product(*(range(size) for size in sizes))), []
     for index, coordinates in enumerate(ranks):
         args, kwargs = localize(run.op, run.tensors, strategy, sizes, coordinates)
         local = [share[index] for share in shares]
@@ -89,13 +94,17 @@ def _lockstep(op: Op, strategy: Strategy, sizes: Sizes, ranks: list[Sizes], boun
         ranks_of_group = 1 if KINDS[item.kind].takes_full else math.prod(sizes[axis] for axis in item.axes)
         for request, tensor in requests:
             assert request == item
+            if isinstance(tensor, Unequal):
+                continue
             asked.append(tensor.numel() * tensor.element_size() * ranks_of_group)
-        assert asked[0] == max(asked) == item.bytes, f"{asked} bytes asked, {item.bytes} declared"
+        assert not asked or asked[0] == max(asked) == item.bytes, f"{asked} bytes asked, {item.bytes} declared"
         answers = []
         for own in ranks:
             others = _group(own, item.axes, ranks)
             group = [requests[ranks.index(other)][1] for other in others]
-            if item.kind in RECEIVED:
+            if isinstance(group[0], Unequal):
+                answers.append(torch.cat([one.rows.split(one.sent)[others.index(own)] for one in group]))
+            elif item.kind in RECEIVED:
                 answers.append(RECEIVED[item.kind](group, others.index(own), item.reduction))
             elif item.kind == "permute":
                 came = requests[ranks.index(_source(own, item, sizes))][1].clone()

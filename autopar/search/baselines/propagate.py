@@ -19,7 +19,8 @@ from functools import partial
 
 import numpy as np
 
-from autopar.graph import CONVERSION, DTYPE_BYTES, Op, Phase
+from autopar.graph import COMBINE, CONVERSION, DISPATCHES, DTYPE_BYTES, Op, Phase
+from autopar.rules import plain_factors
 from autopar.schedule import OUTPUT, Assignment, Layout
 from autopar.search.baselines.experts import ExpertFactors, expert_factors, is_expert_operand, is_expert_weight
 from autopar.search.choices.reshard_tables import UNUSED, axis_codes, split_codes
@@ -104,8 +105,6 @@ class SpecPropagation:
             elif item.kind == "parameter" and self.recipe.expert_axis is not None and is_expert_weight(self.graph, item.tensor):
                 spec = _split_first(shape[:1], (self.recipe.expert_axis,), self.space.sizes)
                 spec = ShardingSpec((*spec.dims, *((),) * (len(shape) - 1)))
-                if any(expert_factors(self.graph.ops[index]) for index, _ in self.graph.consumers[item.tensor]):
-                    self.undecided_parameters.add(item.tensor)
             elif item.kind == "parameter" and self.recipe.tensor_axis is not None:
                 self.undecided_parameters.add(item.tensor)
             if item.kind == "parameter" and self.recipe.stored_axes:  # gathered from wherever it lies
@@ -189,9 +188,9 @@ class SpecPropagation:
             elif tensor in self.undecided_results:
                 self._decide_result(tensor, spec)
                 del self.undecided_results[tensor]
-        stays = self._runs_at_experts(op) or any(
+        stays = self._runs_at_experts(op) or (op.target != COMBINE and any(
             tensor in self.expert_tensors and spec == self.current[tensor][1] for tensor, spec in given
-        )
+        ))
         for position, (tensor, spec) in enumerate(given):
             self._read(op.name, position, tensor, spec, op.phase)
         for tensor, spec in zip(op.outputs, strategy.outputs, strict=True):
@@ -280,6 +279,8 @@ class SpecPropagation:
         Strategies compare by unintended communication, then by reductions and compute, then by the number of partial outputs.
         """
         every = choices.without_rings  # no recipe passes attention keys around a ring
+        if op.target in (*DISPATCHES, COMBINE):
+            every = self._dispatching(choices)
         total, meant = self._strategy_costs(op, choices, every, lambda tensor, specs: np.ones(len(specs)))
         some = every[total == 0.0]  # every reshard of theirs is intended, so the others need no price
         if len(some):
@@ -292,6 +293,14 @@ class SpecPropagation:
         least = least[meant[least] == meant[least].min()]
         left = [int(some[place]) for place in least]
         return min(left, key=lambda place: sum(len(spec.partial) for spec in choices.strategies[place].outputs))
+
+    def _dispatching(self, choices: OpChoices) -> np.ndarray:
+        """Numbers of the strategies of a dispatch or a combine that send rows over the expert axis, if there is one, and over no other."""
+        axis = self.recipe.expert_axis
+        given = [plain_factors(strategy) for strategy in choices.strategies]
+        places = [{name: axes for name, axes in factors.items() if name in ("x", "y")} for factors in given]
+        sending = [found == {"x": (axis,)} for found in places]
+        return np.flatnonzero(sending if any(sending) else [not found for found in places])
 
     def _strategy_costs(
         self, op: Op, choices: OpChoices, some: np.ndarray, moves: Callable[[str, Specs], np.ndarray]
@@ -364,7 +373,7 @@ class SpecPropagation:
         The tensor axis alone may split it, in a spec that ranks can hold. Contraction weights must be split, embeddings by rows of the
         vocabulary.
         """
-        axis = self.recipe.expert_axis if self.recipe.tensor_axis is None else self.recipe.tensor_axis
+        axis = self.recipe.tensor_axis
         if spec.partial or not set(spec.split_axes) <= {axis} or not self.space.may_hold(self.stored[tensor], spec):
             return math.inf
         terms = expert_factors(op)

@@ -11,9 +11,7 @@ hsdp         fsdp over the last axis, replicated over the others (two axes or mo
 megatron     tokens over every axis but the last; contraction weights over the last, by columns then rows
 megatron_sp  megatron with the sequence split over the last axis between contractions
 torchtitan   megatron_sp with parameters, gradients and optimizer states split over the other axes too: FSDP x TP, training only
-expert       ddp with the weights of experts split over the last axis. Experts with fixed places for tokens are split by expert, and
-             tokens travel to them. Where rows name their experts, matrices are split by columns then rows, between an all-gather of tokens
-             and a reduce-scatter of sums
+expert       ddp with experts split over the last axis, to which tokens travel, and back
 expert_fsdp  expert with parameters, gradients and optimizer states split over all axes, training only
 ===========  =========================================================================================
 
@@ -54,7 +52,8 @@ def _used_axes(space: Space) -> tuple[int, ...]:
 
 
 def find_baselines(space: Space, names: Collection[str] | None = None) -> dict[str, Assignment]:
-    """The assignment of each baseline by name, or of those that are named. One whose batch does not divide is left out."""
+    """The assignment of each baseline by name, or of those that are named. One whose batch does not divide is left out, and one that pins
+    ask to move dispatched rows."""
     found: dict[str, Assignment] = {}
     axes = _used_axes(space)
     for name, recipe in recipes(space).items():
@@ -65,7 +64,8 @@ def find_baselines(space: Space, names: Collection[str] | None = None) -> dict[s
             made = walk.run()
             if walk.gathers_masks:  # the first dim of a mask equals the batch by chance
                 made = SpecPropagation(space, recipe, splits_masks=False).run()
-            found[name] = made
+            if space.dispatched.isdisjoint(layout.tensor for layout in made.layouts):
+                found[name] = made
     if len(axes) > 1 and space.graph.mode == "train" and "megatron_sp" in found:
         found["torchtitan"] = store_split(space.graph, found["megatron_sp"], space, axes[:-1])
     if len(axes) > 1 and space.graph.mode == "train" and "expert" in found:

@@ -18,7 +18,7 @@ from autopar.effort import Budget
 from autopar.graph import DTYPE_BYTES, Graph, GraphInput, Op, Tensor
 from autopar.reshard import find_reshard
 from autopar.reshard.cuts import prime_cut
-from autopar.rules import DENSE, Repeated, find_expanded, find_rule, stored_elements, strategies
+from autopar.rules import DENSE, Repeated, find_dispatched, find_expanded, find_rule, splits_experts, stored_elements, strategies
 from autopar.schedule import OUTPUT, Assignment
 from autopar.search.choices.pins import Pins
 from autopar.search.choices.reshard_tables import ReshardPricing, axis_codes, known_pricing, split_codes
@@ -207,6 +207,8 @@ class Space:
             )  # fmt: skip
             if uneven:
                 offered = tuple(strategy for strategy in offered if self._is_allowed(op, strategy))
+            if self.machine.execution not in (None, "eager"):  # the others have fixed sizes
+                offered = tuple(strategy for strategy in offered if not splits_experts(op, strategy))
             if asked := self.pins.on_axes.get(op.name):  # equal operators ask for equal layouts
                 offered = tuple(strategy for strategy in offered if lies_so(strategy.inputs[0], asked))
             found = self._ops[known] = self._priced(op, offered)
@@ -250,6 +252,11 @@ class Space:
     def repeated(self) -> Mapping[str, Repeated]:
         """The tensors that are expanded where an operator makes them. Of a view of one it is not known: its source may be resharded."""
         return find_expanded(self.graph)
+
+    @cached_property
+    def dispatched(self) -> frozenset[str]:
+        """The values that are read as they are made."""
+        return find_dispatched(self.graph)
 
     @cached_property
     def uneven(self) -> UnevenSplits:
@@ -425,7 +432,8 @@ class Space:
         self, tensor: Tensor, sources: tuple[ShardingSpec, ...], targets: tuple[ShardingSpec, ...], repeated: Repeated = DENSE
     ) -> Sequence[np.ndarray]:  # fmt: skip
         """Tables of shape [sources, targets]: seconds with copies, the load of each link, copies, copies without launches."""
-        key = (tensor.shape, tensor.dtype, sources, targets, tuple(repeated.items()))
+        stays = tensor.name in self.dispatched
+        key = (tensor.shape, tensor.dtype, sources, targets, tuple(repeated.items()), stays)
         found = self._tables.get(key)
         if found is None:
             self._check_budget()
@@ -437,6 +445,8 @@ class Space:
             rows = [row[s] for s in sources] if len(distinct_s) < len(sources) else slice(None)
             columns = [column[t] for t in targets] if len(distinct_t) < len(targets) else slice(None)
             whole = small[rows][:, columns]
+            if stays:
+                whole = whole + self.equality_table(sources, targets)[:, :, None]
             found = self._tables[key] = tuple(np.ascontiguousarray(whole[:, :, index]) for index in range(whole.shape[2]))
             for table in found:
                 table.setflags(write=False)

@@ -157,7 +157,7 @@ def _add_layout(
     repeated = model.repeated(source, whole)
     table = model.masked(model.space.reshard_table(whole, specs, chosen, repeated), specs, chosen)
     reachable = np.isfinite(table).any(axis=0)
-    if not reachable.all():
+    if reachable.any() and not reachable.all():
         chosen = tuple(spec for spec, keep in zip(chosen, reachable, strict=True) if keep)
         table = model.masked(model.space.reshard_table(whole, specs, chosen, repeated), specs, chosen)
     late = (False,) * len(chosen) + (True,) * len(chosen) if twice else ()

@@ -1,0 +1,157 @@
+"""Rows that go to their experts, and back: ``autopar.dispatch``, ``autopar.dispatch_ids`` and ``autopar.combine``.
+
+Each token chooses some experts, ``ids [tokens x choices]`` one after the other. ``dispatch`` gives every choice a row among its expert's:
+``[experts, columns, ...]``, in memory all rows by expert, those of one in the order of their tokens. Experts have as many rows as chose
+them: the two dims say how many there are and where a rank's part begins, not where in them a row lies. Rows beyond the last are zeros, of
+the last expert. ``dispatch_ids`` says whose each row is. ``combine`` adds up each token's rows, weighted.
+
+``first_expert`` is the first one at hand, of so many as ``experts`` says: a rank with some of the experts has their rows alone, as many as
+chose them, and ``combine`` adds up those. ``WHOLE`` in its place says that all are at hand. The gradient of each is the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.dialect.experts import FindPlaces, places_of
+from autopar.dialect.library import WHOLE, define, wide_dtype
+
+FIRST_EXPERT = {"autopar.dispatch.default": 3, "autopar.dispatch_ids.default": 2, "autopar.combine.default": 4}
+"""Position of the first expert among the arguments, behind the number of experts."""
+
+
+def _dispatch(
+    x: Tensor, ids: Tensor, experts: int, first_expert: int, columns: int, find_places: FindPlaces | None = None
+) -> Tensor:  # fmt: skip
+    order = _at_hand(ids, experts, first_expert, find_places)
+    return place_rows(x, order, ids.shape[0] // max(x.shape[0], 1), experts, columns)
+
+
+def _at_hand(ids: Tensor, experts: int, first_expert: int, find_places: FindPlaces | None) -> Tensor:
+    """The choices whose experts are at hand, by expert."""
+    order, ends = (find_places or places_of)(ids, first_expert, experts)
+    assert order is not None
+    return order if first_expert == WHOLE else order[: int(ends[-1])]
+
+
+def place_rows(x: Tensor, order: Tensor, choices: int, experts: int, columns: int) -> Tensor:
+    """The rows of some choices, in order, ``[experts, at least columns, ...]``, filled up with zeros."""
+    tokens = order if choices == 1 else order // choices
+    return fill_up(x[tokens], experts, columns, 0)
+
+
+def fill_up(rows: Tensor, experts: int, columns: int, value: int) -> Tensor:
+    """``[rows, ...] -> [experts, at least columns, ...]``, filled up with a value."""
+    columns = max(columns, -(-len(rows) // experts))
+    lacking = experts * columns - len(rows)
+    if lacking:
+        rows = torch.cat([rows, rows.new_full((lacking, *rows.shape[1:]), value)])
+    return rows.view(experts, columns, *rows.shape[1:])
+
+
+def _dispatch_ids(ids: Tensor, experts: int, first_expert: int, columns: int, find_places: FindPlaces | None = None) -> Tensor:
+    order = _at_hand(ids, experts, first_expert, find_places)
+    return place_ids(ids[order], experts, max(first_expert, 0), columns)
+
+
+def place_ids(ids: Tensor, experts: int, first_expert: int, columns: int) -> Tensor:
+    """The experts of rows, ``[experts, at least columns]``, filled up with the last one at hand."""
+    return fill_up(ids, experts, columns, first_expert + experts - 1)
+
+
+def _combine(
+    rows: Tensor, ids: Tensor, weights: Tensor | None, experts: int, first_expert: int, choices: int, dtype: torch.dtype,
+    find_places: FindPlaces | None = None,
+) -> Tensor:  # fmt: skip
+    order = _at_hand(ids, experts, first_expert, find_places)
+    return add_up(rows.reshape(-1, *rows.shape[2:]), order, ids.shape[0], weights, choices, dtype)
+
+
+def put_back(rows: Tensor, order: Tensor, count: int) -> Tensor:
+    """Rows at the places of their choices, ``[count, ...]``, zeros for choices without one.
+
+    Args:
+        rows: ``[at least len(order), ...]``.
+    """
+    make = rows.new_empty if len(order) == count else rows.new_zeros
+    return make(count, *rows.shape[1:]).index_copy_(0, order, rows[: len(order)])
+
+
+def add_up(rows: Tensor, order: Tensor, count: int, weights: Tensor | None, choices: int, dtype: torch.dtype) -> Tensor:
+    """The sum over each token's choices, weighted, in float32 at least: ``[count / choices, ...]``.
+
+    On a GPU sums of more than one row may be added in any order, unless ``torch.use_deterministic_algorithms`` asks for one.
+
+    Args:
+        rows: of the choices in ``order``, ``[at least len(order), ...]``.
+        weights: ``[count]``.
+    """
+    rows = rows[: len(order)]
+    if weights is not None:
+        rows = rows * weights[order].reshape(-1, *[1] * (rows.dim() - 1))
+    if choices == 1:
+        return put_back(rows, order, count).to(dtype)
+    sums = rows.new_zeros(count // choices, *rows.shape[1:], dtype=wide_dtype(rows.dtype))
+    return sums.index_add_(0, order // choices, rows.to(sums.dtype)).to(dtype)
+
+
+def _dispatch_shapes(x: Tensor, ids: Tensor, experts: int, first_expert: int, columns: int) -> Tensor:
+    return x.new_empty(experts, columns, *x.shape[1:])
+
+
+def _dispatch_ids_shapes(ids: Tensor, experts: int, first_expert: int, columns: int) -> Tensor:
+    return ids.new_empty(experts, columns)
+
+
+def _combine_shapes(
+    rows: Tensor, ids: Tensor, weights: Tensor | None, experts: int, first_expert: int, choices: int, dtype: torch.dtype
+) -> Tensor:  # fmt: skip
+    return rows.new_empty(ids.shape[0] // choices, *rows.shape[2:], dtype=dtype)
+
+
+def _save(context: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ids, context.experts, *_ = inputs
+    context.tokens, context.dtype = x.shape[0], x.dtype
+    context.save_for_backward(ids)
+
+
+def _dispatch_gradient(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    (ids,) = context.saved_tensors
+    choices = ids.shape[0] // context.tokens
+    made = torch.ops.autopar.combine.default(gradient, ids, None, context.experts, 0, choices, context.dtype)
+    return made, None, None, None, None
+
+
+def _save_combined(context: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    rows, ids, weights, context.experts, *_ = inputs
+    context.columns, context.dtype = rows.shape[1], rows.dtype
+    context.save_for_backward(ids, *(() if weights is None else (rows, weights)))
+
+
+def _combine_gradient(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    ids, *weighted = context.saved_tensors
+    send = torch.ops.autopar.dispatch.default
+    sent = send(gradient, ids, context.experts, 0, context.columns)
+    if not weighted:
+        return sent.to(context.dtype), *[None] * 6
+    rows, weights = weighted
+    trailing = [1] * (rows.dim() - 2)
+    factor = send(weights, ids, context.experts, 0, context.columns)
+    to_rows = (sent * factor.reshape(*factor.shape, *trailing)).to(context.dtype)
+    to_weights = (sent.to(wide_dtype(weights.dtype)) * rows).flatten(2).sum(2) if trailing else sent * rows
+    to_weights = torch.ops.autopar.combine.default(to_weights, ids, None, context.experts, 0, 1, weights.dtype)
+    return to_rows, None, to_weights, *[None] * 4
+
+
+define(
+    "dispatch(Tensor x, Tensor ids, int experts, int first_expert, int columns) -> Tensor",
+    _dispatch, _dispatch_shapes, _dispatch_gradient, _save,
+)  # fmt: skip
+define("dispatch_ids(Tensor ids, int experts, int first_expert, int columns) -> Tensor", _dispatch_ids, _dispatch_ids_shapes)
+define(
+    "combine(Tensor rows, Tensor ids, Tensor? weights, int experts, int first_expert, int choices, ScalarType dtype) -> Tensor",
+    _combine, _combine_shapes, _combine_gradient, _save_combined,
+)  # fmt: skip

@@ -1,0 +1,80 @@
+"""Rows that are dispatched, multiplied by their experts' matrices and combined are the whole's, under every strategy of the three."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from autopar.rules import find_rule, splits_experts, strategies
+from autopar.sharding import Strategy
+from tests.rules.execution import Executed, cut, execute, joined, run_ranks_of, split_run
+
+MESHES = ((2,), (2, 2), (3, 2), (4,))
+EXPERTS, WIDTH, HIDDEN, CHOICES = 12, 4, 6, 2
+DISPATCH, DISPATCH_IDS, COMBINE = (f"autopar.{name}.default" for name in ("dispatch", "dispatch_ids", "combine"))
+ALL_OF_ONE, ALL_OF_FEW, DRAWN = "all choose one expert", "a few experts are chosen", "drawn"
+
+
+def ids_of(kind: str, tokens: int) -> Tensor:
+    """Each token's choices, one after the other."""
+    torch.manual_seed(0)
+    most = {ALL_OF_ONE: 1, ALL_OF_FEW: 3, DRAWN: EXPERTS}[kind]
+    return torch.randint(0, most, (tokens * CHOICES,))
+
+
+class Chain:
+    """Dispatch, product and combine of some tokens, whole."""
+
+    def __init__(self, kind: str, tokens: int, columns: int, weighted: bool) -> None:
+        ids = ids_of(kind, tokens)
+        x, matrices = torch.randn(tokens, WIDTH, dtype=torch.float64), torch.randn(EXPERTS, WIDTH, HIDDEN, dtype=torch.float64)
+        weights = torch.rand(tokens * CHOICES, dtype=torch.float64) if weighted else None
+        self.rows = execute(DISPATCH, (x, ids, EXPERTS, 0, columns))
+        self.ids = execute(DISPATCH_IDS, (ids, EXPERTS, 0, columns))
+        equation = "e j k, e k n, e j -> e j n"
+        self.product = execute("autopar.expert_contract.default", (*self.rows.outputs, matrices, *self.ids.outputs, equation, EXPERTS, 0))
+        self.result = execute(COMBINE, (*self.product.outputs, ids, weights, EXPERTS, 0, CHOICES, torch.float64))
+        made = torch.stack([x[place // CHOICES] @ matrices[expert] for place, expert in enumerate(ids.tolist())])
+        made = made if weights is None else made * weights.unsqueeze(-1)
+        self.expected = made.view(tokens, CHOICES, HIDDEN).sum(1)
+
+
+def found(run: Executed, sizes: tuple[int, ...]) -> list[Strategy]:
+    return [item for item in strategies(find_rule(run.op, run.tensors), run.own, sizes) if not any(spec.partial for spec in item.inputs)]
+
+
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+@pytest.mark.parametrize("kind", [ALL_OF_ONE, ALL_OF_FEW, DRAWN])
+def test_split_chain_equals_whole(kind: str, sizes: tuple[int, ...]) -> None:
+    chain, tried = Chain(kind, 24, 12, weighted=kind == DRAWN), set()
+    torch.testing.assert_close(chain.result.outputs[0], chain.expected)
+    for sent in found(chain.rows, sizes):
+        rows = split_run(chain.rows, sent, sizes)
+        for told, used in itertools.product(found(chain.ids, sizes), found(chain.product, sizes)):
+            if used.inputs[::2] != (sent.outputs[0], told.outputs[0]) or any(spec.partial for spec in used.outputs):
+                continue
+            numbers = split_run(chain.ids, told, sizes)
+            matrices = cut(chain.product.inputs[1], used.inputs[1], sizes)
+            made = run_ranks_of(chain.product, used, sizes, [[item for item, in rows], matrices, [item for item, in numbers]])
+            for back in found(chain.result, sizes):
+                if back.inputs[0] != used.outputs[0]:
+                    continue
+                given = [cut(value, spec, sizes) for value, spec in zip(chain.result.inputs[1:], back.inputs[1:], strict=True)]
+                parts = run_ranks_of(chain.result, back, sizes, [[item for item, in made], *given])
+                value = joined([part for part, in parts], back.outputs[0], chain.expected.shape, sizes)
+                torch.testing.assert_close(value, chain.expected, msg=lambda text, at=(sent, told, used, back): f"{at}: {text}")
+                tried |= {(name, bool(item.inner), splits_experts(op, item)) for name, op, item in
+                          (("dispatch", chain.rows.op, sent), ("combine", chain.result.op, back))}  # fmt: skip
+    assert tried == {(name, *ways) for name in ("dispatch", "combine") for ways in ((False, False), (False, True), (True, True))}
+
+
+def test_a_rank_has_room_for_even_load_and_more_where_more_come() -> None:
+    x, few, many = torch.randn(8, 4), torch.tensor([0, 1, 2, 3] * 2), torch.zeros(8, dtype=torch.int64)
+    dispatch = torch.ops.autopar.dispatch.default
+    assert dispatch(x, few, 2, 0, 2).shape == (2, 2, 4)
+    assert dispatch(x, many, 2, 0, 2).shape == (2, 4, 4)
+    assert dispatch(x, many, 2, 2, 2).shape == (2, 2, 4), "none come"
+    assert torch.ops.autopar.dispatch_ids.default(many, 2, 2, 2).tolist() == [[3, 3], [3, 3]], "and rows without a token are the last's"

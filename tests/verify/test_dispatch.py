@@ -1,0 +1,80 @@
+"""Mixtures of experts whose rows travel to the ranks of their experts give the values and gradients of one device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import autopar
+from autopar.cost_models import Link, load_hardware
+from autopar.errors import UsageError
+from autopar.recording.replaying import replay
+from autopar.runtime.compiling import check_fixed_sizes
+from autopar.target import Target
+from autopar.verify import verify
+
+TOKENS, WIDTH, EXPERTS = 64, 64, 8
+
+
+class Mixture(nn.Module):
+    """Gated experts with biases, some for each token; ``sliced`` takes gate and up every second column."""
+
+    def __init__(self, choices: int, sliced: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.choices, self.sliced, self.router = choices, sliced, nn.Linear(WIDTH, EXPERTS)
+        self.up = nn.Parameter(0.3 * torch.randn(EXPERTS, WIDTH, 16))
+        self.down, self.bias = nn.Parameter(0.3 * torch.randn(EXPERTS, 8, WIDTH)), nn.Parameter(torch.randn(EXPERTS, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, ids = self.router(x).softmax(-1).topk(self.choices, -1)
+        chosen, order = ids.flatten().sort()
+        ends = torch.histc(chosen.float(), bins=EXPERTS, min=0, max=EXPERTS - 1).cumsum(0, dtype=torch.int32)
+        made = F.grouped_mm(x[order // self.choices], self.up, offs=ends)
+        gate, up = (made[:, ::2], made[:, 1::2]) if self.sliced else made.chunk(2, -1)
+        made = F.grouped_mm(F.silu(gate) * up, self.down, offs=ends) + self.bias[chosen]
+        made = made * weights.flatten()[order].unsqueeze(-1)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(order.shape[0])
+        return x + made[back].view(-1, self.choices, WIDTH).sum(1)
+
+
+def target_of(choices: int, sliced: bool = False) -> Target:
+    return Target(Mixture(choices, sliced), (torch.randn(TOKENS, WIDTH),), {}, lambda out: out.tanh().square().mean(), ())
+
+
+def planned(target: Target, mesh: str, pins: dict[str, str]) -> autopar.Plan:
+    """On links so slow that as few bytes travel as can."""
+    slow = Link(1e-12, 1e4)
+    hardware = replace(load_hardware("cpu-cluster"), node=slow, network=slow)
+    graph = autopar.capture(target.model, target.args, loss=target.loss)
+    return autopar.plan(graph, mesh=mesh, hardware=hardware, constraints=pins)
+
+
+WAYS = [
+    ("4", "S0 R R", "S0 R"), ("2x2", "S01 R R", "S01 R"), ("2x2", "S10 R R", "S01 R"), ("2x2", "S0 S1 R", "S01 R"),
+    ("2x2", "S1 S0 R", "S01 R"), ("3x2", "S1 R R", "S1 R"), ("2", "S0 R R", "S0 R"), ("2x2", "R S01 R", "S01 R"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mesh", "rows", "x"), WAYS)
+@pytest.mark.parametrize("sliced", [False, True])
+def test_rows_travel_to_their_experts(mesh: str, rows: str, x: str, sliced: bool) -> None:
+    target = target_of(1 if "2" in mesh else 2, sliced)  # two choices are as many bytes to two ranks as all tokens
+    made = planned(target, mesh, {"op:dispatch": rows, "input:x": x})
+    travels = any(item.id is None and item.kind == "all_to_all" for item in made.collectives)
+    assert travels or rows.startswith("R")
+    result = verify(made, target, backend="simulate", steps=2)
+    assert result.passed, result.problems
+
+
+def test_programs_of_fixed_size_keep_experts_whole() -> None:
+    target = target_of(2)
+    graph = autopar.capture(target.model, target.args, loss=target.loss)
+    made = planned(target, "2", {"op:dispatch": "S0 R R"})
+    with pytest.raises(UsageError, match="experts are split among ranks"):
+        check_fixed_sizes(replay(made, graph), "graph")
