@@ -16,7 +16,7 @@ sets               sets in an order that does not depend on the hash seed
 repeats            equal layers traced once
 unrolling          the others, put back into the graph
 rewrite            its operators in the dialect
-moe_unsort         rows sorted by expert, left in the order of their tokens
+moe_dispatch       rows sorted by expert, as rows dispatched to their experts
 blocks             weights that are several in one (queries, keys and values), held as such
 cutting            what cuts a dim into its blocks
 block_propagation  how operators carry blocks

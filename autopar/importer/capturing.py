@@ -29,7 +29,7 @@ from autopar.importer.groups import find_groups
 from autopar.importer.joint import DialectProgram, check_sizes, trace
 from autopar.importer.known_graphs import KNOWN, describe
 from autopar.importer.lowering import Lowering
-from autopar.importer.moe_unsort import leave_unsorted
+from autopar.importer.moe_dispatch import dispatch_rows
 from autopar.importer.precision import autocast_of, check_compute_dtype, is_autocast, share_casts, where_used
 from autopar.importer.repeats import Chain, find_chains
 from autopar.importer.roles import attached
@@ -145,7 +145,7 @@ def _traced(
             exported = run(recording=True)
     if train and loss is not None and exported.loss is None:
         raise UsageError("the loss does not return a scalar of a floating dtype", "reduce it, with mean() for example")
-    leave_unsorted(exported.graph_module)
+    dispatch_rows(exported.graph_module)
     check_sizes(exported.graph_module)
     blocks = find_blocks(exported, plain)
     key = describe(exported, blocks, train, recording, compute_dtype)

@@ -16,6 +16,7 @@ fusion              operators that run as one kernel, or write over what they re
 gradient_pairs      both gradients of a convolution in one call
 buffer_writes       counters and running statistics are written where they lie
 inner               bodies of the operators with collectives inside
+expert_exchange     those that send rows to the ranks of their experts
 execution           instructions as statements of a segment's code
 loss_gradient       the gradient of the loss that a backward begins with
 loss_tail           what of forward only the loss asks for, which runs when it is read

@@ -95,13 +95,13 @@ class _Unknown(Exception):
     """A step that is not known to keep rows apart."""
 
 
-def leave_unsorted(module: GraphModule) -> None:
+def dispatch_rows(module: GraphModule) -> None:
     """Changes the exported graph, and those of its regions, where rows are sorted for grouped products."""
     for node in list(module.graph.nodes):
         if node.op == "call_function" and torch_compat.runs_a_graph(node.target):
             for item in node.args:
                 if isinstance(item, Node) and item.op == "get_attr" and isinstance(getattr(module, str(item.target), None), GraphModule):
-                    leave_unsorted(getattr(module, str(item.target)))
+                    dispatch_rows(getattr(module, str(item.target)))
         elif node.target in _SORTS and node.args[0].meta["val"].dim() == 1:
             region = _Region(node)
             try:
