@@ -33,6 +33,10 @@ IGNORED_CHECK = 2
 """More of them where one index stands for no entry."""
 EXPERT_WINDOW = 6
 """Kernels that find the rows of the experts at hand."""
+DISPATCH_WINDOW = 9
+"""The same of choices: how many there are is read back, and rows are filled up."""
+EXPERT_EXCHANGE = 27
+"""Kernels that find which rows go to which rank, before and after their numbers are told, and put rows in order."""
 CALLS_INSIDE = 2
 """Calls of a collective inside an operator: its start and its wait."""
 
@@ -207,11 +211,38 @@ def _repeats_heads(issue: Issue) -> bool:
 
 
 def _expert_contract(issue: Issue) -> int:
-    """Rows sorted by expert, one grouped product, and rows put back; else a product for each expert."""
-    outer, here = "e" in _terms(issue)[3], issue.splits("e")
+    """Rows sorted by expert, one grouped product, and rows put back; else a product for each expert. Dispatched rows lie sorted."""
+    rows, result = _terms(issue)[2:]
+    outer, here = not set(rows) <= set(result), issue.splits("e")
+    if "e" in rows:
+        return (8 if outer else 3) if _is_grouped(issue) else 3 + (2 if outer else 3) * issue.part("e", _number(issue, "experts"))
     if _is_grouped(issue):
         return (11 if outer else 6 + 3 * here) + EXPERT_WINDOW * here
     return 4 + EXPERT_WINDOW * here + (4 if outer else 3) * issue.part("e", _number(issue, "experts"))
+
+
+def _dispatch(issue: Issue) -> int:
+    """Choices sorted by expert, and their rows taken; of some experts, those at hand are found, waited for and filled up."""
+    return 4 + _several_choices(issue) + DISPATCH_WINDOW * issue.splits("y")
+
+
+def _dispatch_ids(issue: Issue) -> int:
+    return 4 + DISPATCH_WINDOW * issue.splits("y")
+
+
+def _combine(issue: Issue) -> int:
+    """Choices sorted by expert, and rows put back or added up where they belong."""
+    here = (DISPATCH_WINDOW - 1) * issue.splits("y")
+    weighed, wide = issue.given("weights"), issue.dtype("rows") not in NARROW or issue.dtype("weights") not in ("", *NARROW)
+    narrows = issue.tensors[issue.op.outputs[0]].dtype in NARROW
+    if _number(issue, "choices") == 1:
+        return 4 + 2 * weighed + (narrows if weighed and wide else 0) + here
+    return 6 + 2 * weighed + (not wide) + narrows + here
+
+
+def _several_choices(issue: Issue) -> bool:
+    tokens, ids = (issue.tensors[name].shape[0] for name in issue.op.inputs[:2])
+    return tokens < ids
 
 
 def _terms(issue: Issue) -> list[list[str]]:
@@ -276,6 +307,7 @@ FORMULAS: Mapping[str, Callable[[Issue], int]] = {
     "attention": _attention, "attention backward": _attention_backward,
     "batch norm": _batch_norm, "batch norm backward": _batch_norm_backward,
     "diagonal": _diagonal, "embedding": _embedding, "embedding backward": _embedding_backward,
+    "combine": _combine, "dispatch": _dispatch, "dispatch ids": _dispatch_ids,
     "expert contract": _expert_contract, "grouped mm": _grouped_mm, "grouped outer": _grouped_outer,
     "nll loss": _nll_loss, "nll loss backward": _nll_loss_backward,
     "recurrence": _recurrence, "recurrence backward": _recurrence_backward,
@@ -370,6 +402,8 @@ INSIDE: Mapping[str, Callable[[Issue], int]] = {
     "autopar.attention ring": _ring, "autopar.attention_backward ring": _ring_backward,
     "autopar.batch_norm": _batch_norm_inside, "autopar.batch_norm_backward": _batch_norm_backward_inside,
     "autopar.extreme": _extreme_inside,
+    **dict.fromkeys(("autopar.dispatch", "autopar.dispatch_ids"), lambda issue: EXPERT_EXCHANGE),
+    "autopar.combine": lambda issue: EXPERT_EXCHANGE + 1 + 2 * issue.given("weights"),
     "autopar.all_gather": lambda issue: 0, "autopar.all_to_all": _kept_exchange,
     "autopar.all_reduce": _kept_reduction, "autopar.reduce_scatter": _kept_reduction,
 }  # fmt: skip

@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from autopar.rules import find_rule, splits_experts, strategies
+from autopar.dialect.library import WHOLE
+from autopar.rules import find_rule, issued_kernels, splits_experts, strategies
+from autopar.runtime.operators import find_function, with_tensors, with_torch_values
 from autopar.sharding import Strategy
+from benchmarks.host import counted_kernels
 from tests.rules.execution import Executed, cut, execute, joined, run_ranks_of, split_run
 
 MESHES = ((2,), (2, 2), (3, 2), (4,))
@@ -78,3 +81,17 @@ def test_a_rank_has_room_for_even_load_and_more_where_more_come() -> None:
     assert dispatch(x, many, 2, 0, 2).shape == (2, 4, 4)
     assert dispatch(x, many, 2, 2, 2).shape == (2, 2, 4), "none come"
     assert torch.ops.autopar.dispatch_ids.default(many, 2, 2, 2).tolist() == [[3, 3], [3, 3]], "and rows without a token are the last's"
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("choices", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_are_counted(dtype: torch.dtype, choices: int, weighted: bool) -> None:
+    ids, weights = torch.arange(24).remainder(4), torch.rand(24) if weighted else None
+    x = torch.randn(24 // choices, 4, dtype=dtype)
+    runs = [execute(DISPATCH, (x, ids, 4, WHOLE, 6)), execute(DISPATCH_IDS, (ids, 4, WHOLE, 6))]
+    runs.append(execute(COMBINE, (*runs[0].outputs, ids, weights, 4, WHOLE, choices, dtype)))
+    for run in runs:
+        with counted_kernels() as counts:
+            find_function(run.op.target)(*with_tensors(with_torch_values(run.op.args), run.inputs))
+        assert issued_kernels(run.op, run.tensors) == sum(counts.values()) - counts["promote_types.default"], run.op.target
