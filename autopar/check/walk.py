@@ -332,7 +332,7 @@ class Walk:
         if self.specs[row.source] != source:
             self.broken = True
             yield Difference(where, f"{row.source} has the spec {str(self.specs[row.source])!r}, the reshard starts from {row.from_spec!r}")
-        if row.tensor in self.dispatched:
+        if row.tensor in self.dispatched and source != target:
             yield Difference(where, f"{row.tensor} holds rows of experts, as many as chose them, which no collective can cut or join")
         yield from self._legal(where, tensor.shape, target)
         self.specs[row.value], self.tensor_of[row.value] = target, row.tensor

@@ -72,6 +72,17 @@ def test_rows_travel_to_their_experts(mesh: str, rows: str, x: str, sliced: bool
     assert result.passed, result.problems
 
 
+def test_processes_send_rows_too_and_some_get_none() -> None:
+    """All tokens choose the same expert."""
+    target = target_of(1)
+    with torch.no_grad():
+        target.model.router.bias[3] = 100.0
+    made = planned(target, "2", {"op:dispatch": "S0 R R", "input:x": "S0 R"})
+    assert any(item.id is None and item.kind == "all_to_all" for item in made.collectives)
+    result = verify(made, target, backend="gloo", steps=2)
+    assert result.passed, result.problems
+
+
 def test_programs_of_fixed_size_keep_experts_whole() -> None:
     target = target_of(2)
     graph = autopar.capture(target.model, target.args, loss=target.loss)
