@@ -27,7 +27,7 @@ from autopar.runtime.held_weights import HeldWeights
 from autopar.runtime.host_optimizer import mark_hosted
 from autopar.runtime.loss_gradient import LossScale
 from autopar.runtime.padding import HandOut, Padding
-from autopar.runtime.parts import keep_within, told_of_weights
+from autopar.runtime.parts import calls_super, keep_within, told_of_weights
 from autopar.runtime.programs import Programs, input_of
 from autopar.runtime.rows import block_of
 from autopar.runtime.states import IN_PLACE_OF, OwnStates
@@ -117,10 +117,31 @@ class ShardedModule(WithinReplicas, OwnStates):
         self.adopt_states(programs)
 
     def train(self, mode: bool = True) -> Self:
-        """Raises UsageError: the plan is for inference alone."""
+        """The model's own, which may keep parts as they are. Raises UsageError: the plan is for inference alone."""
         if mode and self.step.graph.mode == "inference":
             raise UsageError("the plan is for inference: it has no backward and no training mode", "plan the model with mode='train'")
-        return super().train(mode)
+        self.tree.train(mode)
+        self.training = self.tree.training
+        return self
+
+    def eval(self) -> Self:
+        """The model's own."""
+        self.tree.eval()
+        self.training = self.tree.training
+        return self
+
+    def parameters(self, *args: Any, **kwargs: Any) -> Iterator[nn.Parameter]:
+        """The model's own, which may leave out what is not to be trained."""
+        return self.tree.parameters(*args, **kwargs)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """The model's own, which may leave parts as they are."""
+        self.tree.requires_grad_(requires_grad)
+        return self
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """The model's own."""
+        self.tree.zero_grad(*args, **kwargs)
 
     @torch.compiler.disable(reason="the planned program is one already: autopar.compile(..., execute='compiled')")
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -310,7 +331,8 @@ class ShardedModule(WithinReplicas, OwnStates):
         if own is _MISSING:
             raise AttributeError(f"{type(tree).__name__!r} compiled by autopar has no attribute {name!r}")
         own = IN_PLACE_OF.get(name) or (told_of_weights(own) if isinstance(own, FunctionType) else own)
-        return own.__get__(self, type(tree)) if hasattr(own, "__get__") else own
+        holder = tree if calls_super(own) else self
+        return own.__get__(holder, type(tree)) if hasattr(own, "__get__") else own
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Attributes of the model's own are set there, where the next call looks for them."""

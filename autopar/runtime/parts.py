@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
-from inspect import Signature, signature
-from types import MethodType
+from inspect import Signature, signature, unwrap
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -137,6 +137,12 @@ _NOBODYS = OwnForward("", None)
 def _is_plain(tensor: Tensor) -> bool:
     """Whether operators refuse it beside DTensors, as they do but for single numbers."""
     return not isinstance(tensor, DTensor) and (tensor.dim() > 1 or tensor.numel() > 1)
+
+
+def calls_super(method: Any) -> bool:
+    """Whether a method or property of a class may call ``super()``, which takes instances of the class alone."""
+    function = unwrap(method.fget if isinstance(method, property) else method)
+    return isinstance(function, FunctionType) and "__class__" in function.__code__.co_freevars
 
 
 @lru_cache

@@ -1026,3 +1026,63 @@ def test_a_forward_may_register_hooks_in_every_program() -> None:
 
     for found, words in on_ranks(run, 2):
         assert found == pytest.approx(wanted, rel=1e-9) and all("a hook on mid, a part of a compiled module" in text for text in words)
+
+
+class Kept(Tied):
+    """Overrides what ``nn.Module`` does with modes and weights, and calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16, dtype=torch.float64).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(super().forward(x))
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        self.norm.eval()  # and returns nothing, as is often forgotten
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return (parameter for name, parameter in self.named_parameters(recurse=recurse) if "norm" not in name)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        self.mid.requires_grad_(requires_grad)
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none=False)
+
+    @property
+    def width(self) -> Any:
+        return super().__getattr__("mid").in_features
+
+
+def test_what_a_model_does_with_modes_and_weights_is_its_own() -> None:
+    """A batch norm that ``train`` keeps in evaluation was trained after ``module.train()``, without a word."""
+
+    def kept() -> Kept:
+        torch.manual_seed(0)
+        return Kept()
+
+    def tell(module: Any, call: Callable[[], Tensor]) -> list[Any]:
+        found = steps(module, call)
+        module.eval()
+        module.train()
+        found += steps(module, call)
+        value = call()
+        value.backward()
+        module.requires_grad_(False)
+        module.zero_grad()
+        frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+        return [found, module.training, module.norm.training, frozen, [one.grad is None for one in module.parameters()], module.width]
+
+    reference = kept()
+    losses, *rest = tell(reference, lambda: mse(reference(X), Y))
+    plan = autopar.plan(kept(), (X,), loss=mse, loss_args=(Y,), mesh="2", hardware="cpu-cluster", constraints={"input:x": "S0 R"})
+
+    def run(rank: int) -> list[Any]:
+        module = autopar.compile(kept(), plan)
+        return tell(module, lambda: module(X, Y))
+
+    for found, *others in on_ranks(run, 2):
+        assert found == pytest.approx(losses, rel=1e-9) and others == rest
