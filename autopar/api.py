@@ -156,7 +156,7 @@ def plan_pipeline(
     mesh: MeshLike | None = None,
     devices: int | None = None,
     microbatches: int | str = AUTO,
-    stages: str | Sequence[str] | None = None,
+    stages: str | Sequence[str | int] | None = None,
     order: str = "auto",
     hardware: str | os.PathLike[str] | Hardware | None = None,
     loss: Callable[..., Any] | None = None,

@@ -53,7 +53,7 @@ def refuse_stages(mesh: Mesh | None, instead: str) -> None:
         raise UsageError(f"{STAGE_AXIS} is the axis of a pipeline's stages", instead)
 
 
-def plan_stages(target: Target, options: PlanOptions, memory_limit: int, stages: str | Sequence[str] | None = None) -> PipelinePlan:
+def plan_stages(target: Target, options: PlanOptions, memory_limit: int, stages: str | Sequence[str | int] | None = None) -> PipelinePlan:
     """The best pipeline found on the options' mesh.
 
     Args:
@@ -217,7 +217,7 @@ class _Drafts:
 
     session: PlanSession
     memory_limit: int
-    stages: str | Sequence[str] | None
+    stages: str | Sequence[str | int] | None
     least: float = math.inf
     made: list[_Draft] = field(default_factory=list)
     bounds: dict[Mesh, dict[int, float]] = field(default_factory=dict)
@@ -427,11 +427,11 @@ def _check(options: PlanOptions) -> None:
         raise UsageError(f"stages run operator by operator so far, not as {options.execute}", "leave execute out, or give eager")
 
 
-def _cut(graph: Graph, stages: str | Sequence[str] | None, count: int) -> tuple[str, ...] | None:
+def _cut(graph: Graph, stages: str | Sequence[str | int] | None, count: int) -> tuple[str, ...] | None:
     """The first module of each stage but the first."""
     if stages is None or stages == "auto":
         return None
-    names = [name.strip() for name in stages.split(",")] if isinstance(stages, str) else list(stages)
+    names = [name.strip() for name in stages.split(",")] if isinstance(stages, str) else [str(name) for name in stages]
     if all(name.isdecimal() for name in names):
         layers = [unit for unit in find_units(graph) if layer_of(unit) == unit]
         counts = [int(name) for name in names]
@@ -439,11 +439,9 @@ def _cut(graph: Graph, stages: str | Sequence[str] | None, count: int) -> tuple[
             message = f"the stages {','.join(names)} are {len(counts)} with {sum(counts)} layers"
             raise UsageError(message, f"give {count} counts of the model's {len(layers)} layers, {len(layers)} together")
         return tuple(layers[sum(counts[:stage])] for stage in range(1, count))
-    if len(names) == count:
-        names = names[1:]
     if len(names) != count - 1:
-        message = f"{len(names)} stages are named, the pipeline has {count}"
-        raise UsageError(message, "name the first module of each stage but the first")
+        message = f"the first modules of {len(names)} stages are named, the pipeline has {count} stages"
+        raise UsageError(message, f"name the first module of each stage but the first: {count - 1}")
     return tuple(names)
 
 

@@ -298,8 +298,22 @@ def test_more_stages_than_the_model_has_units_are_refused() -> None:
     with pytest.raises(UsageError, match=r"8 stages are asked for, and the model can be cut into \d units") as caught:
         autopar.plan_pipeline(model, args, mesh="pp=2", microbatches=4, hardware=stressed(), order="interleaved:4")
     assert "or fewer a rank in --order" in str(caught.value.hint)
-    with pytest.raises(UsageError, match=r"1 stages are named, the pipeline has 4"):
-        autopar.plan_pipeline(model, args, mesh="pp=2", microbatches=4, hardware=stressed(), order="interleaved", stages="layers.1")
+
+
+@pytest.mark.parametrize(("stages", "order"), [("layers.1", "interleaved"), ("layers.1,layers.2", "auto"), (["head", "layers.2"], "auto")])
+def test_as_many_modules_are_named_as_stages_begin_behind_the_first(stages: Any, order: str) -> None:
+    """Of as many as stages the first was dropped without a word."""
+    model, args = build("masked")
+    count = 4 if order == "interleaved" else 2
+    named = len(stages.split(",")) if isinstance(stages, str) else len(stages)
+    with pytest.raises(UsageError, match=f"the first modules of {named} stages are named, the pipeline has {count} stages"):
+        autopar.plan_pipeline(model, args, mesh="pp=2", microbatches=4, hardware=stressed(), order=order, stages=stages)
+
+
+def test_layers_may_be_counted_by_numbers() -> None:
+    model, args = build("masked")
+    plan = autopar.plan_pipeline(model, args, mesh="pp=2", microbatches=4, hardware=stressed(), effort="low", stages=[1, 3])
+    assert plan.cut == ("layers.1",)
 
 
 @pytest.mark.parametrize(("name", "mesh"), [("gpt tied", "pp=2,dp=2"), ("encoder-decoder", "pp=2,dp=1,tp=2"), ("shared", "pp=2,dp=2")])
