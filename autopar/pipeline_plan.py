@@ -17,7 +17,7 @@ from autopar.display import render
 from autopar.errors import FileError
 from autopar.files import parse_json, write_whole
 from autopar.plan import Plan
-from autopar.rows import AccumulationPlan, BaselinePlan, Count, CreatedBy, Model, Objective, Row, Seconds, Shape
+from autopar.rows import AccumulationPlan, BaselinePlan, Count, CreatedBy, DtypeName, Model, Objective, Row, Seconds, Shape
 
 PIPELINE_SCHEMA = "autopar.pipeline-plan/1"
 OrderName = Literal["auto", "whole", "gpipe", "1f1b", "zero-bubble", "interleaved"]
@@ -32,7 +32,7 @@ class CallInput(Row):
     """An input of the call: the shape that one microbatch has of it."""
 
     shape: Shape
-    dtype: str
+    dtype: DtypeName
 
 
 class BoundaryPlan(Row):

@@ -12,6 +12,7 @@ from autopar.cost_models import COST_MODELS, UNLIMITED, Execution
 from autopar.cost_models.collectives import KindName, TransferName
 from autopar.effort import Effort
 from autopar.errors import SpecError
+from autopar.graph import DTYPE_BYTES
 from autopar.sharding import Blocks, ShardingSpec
 
 PhaseName = Literal["forward", "backward", "recompute"]
@@ -36,6 +37,12 @@ def _registered(name: str) -> str:
     return name
 
 
+def _known_dtype(name: str) -> str:
+    if name not in DTYPE_BYTES:
+        raise ValueError(f"unknown dtype {name!r}")
+    return name
+
+
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(given.get("args"), list) or not isinstance(given.get("kwargs"), dict):
         raise ValueError("not the arguments of an operator: a list of args and kwargs by name")
@@ -43,6 +50,7 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
 
 
 SpecText = Annotated[str, AfterValidator(_readable)]
+DtypeName = Annotated[str, AfterValidator(_known_dtype)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Shape = tuple[Count, ...]
@@ -213,7 +221,7 @@ class TensorSpec(Row):
 
     tensor: str
     shape: Shape
-    dtype: str
+    dtype: DtypeName
     spec: SpecText
 
 

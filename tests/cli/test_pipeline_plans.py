@@ -177,11 +177,17 @@ def test_check_finds_what_is_changed(name: str, text: str) -> None:
     assert check_pipeline(MUTATIONS[name](PipelinePlan.from_json(text)))
 
 
+def _sent(data: dict[str, Any]) -> dict[str, Any]:
+    """The first value that the first stage sends."""
+    return next(row for name, row in data["stages"][0]["plan"]["outputs"].items() if name.startswith("send."))
+
+
 EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no mesh": (lambda data: data["mesh"].clear(), "mesh"),
     "more positions": (lambda data: data["mesh"].update(pp=4), "2 stages cannot be dealt to the 4 positions"),
     "a stage less": (lambda data: data["stages"].pop(), "1 stages cannot be dealt to the 2 positions"),
     "from no stage": (lambda data: data["boundaries"][0].update(from_stage=9), "crosses from stage 9 to stage 1, of 2 stages"),
+    "a dtype of none": (lambda data: _sent(data).update(dtype="float7"), "unknown dtype 'float7'"),
     "more microbatches": (lambda data: data.update(microbatches=8), "the order of stage 0 has 4 actions F, of 8 microbatches"),
     "an action less": (
         lambda data: data["stages"][1].update(order=data["stages"][1]["order"].replace(" B3", "")),
