@@ -122,7 +122,12 @@ class PipelinePlan(Row):
         for row in self.boundaries:
             if max(row.from_stage, row.to_stage) >= stages:
                 raise ValueError(f"{row.tensor} crosses from stage {row.from_stage} to stage {row.to_stage}, of {stages} stages")
+        for name in self.cut_inputs - self.inputs.keys():
+            raise ValueError(f"microbatches cut the input {name}, which the call has not")
         for number, stage in enumerate(self.stages):
+            made, cut = stage.plan.accumulation, self.cut_inputs & stage.plan.inputs.keys()
+            if made is not None and self.accumulation is not None and (set(made.cut), made.weight) != (cut, self.accumulation.weight):
+                raise ValueError(f"the accumulation of stage {number} is not that of the pipeline: it cuts {', '.join(sorted(cut))} there")
             kinds = [word[:1] for word in stage.order.split()]
             for kind in dict.fromkeys(("F", "B", *kinds)):
                 count = kinds.count(kind)
@@ -138,6 +143,11 @@ class PipelinePlan(Row):
     def remember_loss(self, loss: Callable[..., Any] | None) -> None:
         """Keeps the loss for ``compile_pipeline``."""
         self._loss = loss
+
+    @property
+    def cut_inputs(self) -> set[str]:
+        """The inputs of which each microbatch has a part."""
+        return set() if self.accumulation is None else set(self.accumulation.cut)
 
     @property
     def cut(self) -> tuple[str, ...]:

@@ -49,6 +49,13 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+def _call(given: dict[str, Any]) -> dict[str, Any]:
+    for key, kind in (("args", list), ("kwargs", dict), ("loss_args", list)):
+        if not isinstance(given.get(key, kind()), kind):
+            raise ValueError(f"not the arguments of a call: {key} is no {'object' if kind is dict else 'list'}")
+    return given
+
+
 SpecText = Annotated[str, AfterValidator(_readable)]
 DtypeName = Annotated[str, AfterValidator(_known_dtype)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -92,7 +99,7 @@ class Model(Row):
     mode: Literal["train", "inference"]
     optimizer: str
     graph_sha256: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: Annotated[dict[str, Any], AfterValidator(_call)] = Field(default_factory=dict)
     inputs: Literal["local"] | None = None
 
 

@@ -22,12 +22,13 @@ from autopar import zoo
 from autopar.check import check
 from autopar.compare import explain
 from autopar.cost_models import Link, Machine, Mesh, load_hardware
-from autopar.errors import UsageError
+from autopar.errors import MismatchError, UsageError
 from autopar.graph import Graph
 from autopar.importer import Capture, Captures, capture
 from autopar.importer.microbatches import COUNTED
 from autopar.plan import Plan
 from autopar.planning.cautions import MicrobatchWarning
+from autopar.recording import replay
 from autopar.schedule import Limits, Schedule, make_schedule, memory
 from autopar.schedule.early_reduction import REDUCED
 from autopar.schedule.limit_search import LimitSearch
@@ -182,6 +183,15 @@ def test_check_sees_another_number_of_microbatches(edit: Callable[[Any], None], 
     edit(data)
     found = "\n".join(map(str, check(Plan.from_json(json.dumps(data)))))
     assert said in found, found
+
+
+@pytest.mark.parametrize(("edit", "said"), EDITS[1:4], ids=[said for _, said in EDITS[1:4]])
+def test_a_plan_that_makes_a_step_of_what_it_has_not_is_not_run(edit: Callable[[Any], None], said: str) -> None:
+    case, _, _ = example("gpt2", 4)
+    data = json.loads(plan_of(random_schedule(case.graph, machine("2x2"), 0)).to_json())
+    edit(data)
+    with pytest.raises(MismatchError, match=f"the plan cannot be run: accumulation.*{said}"):
+        replay(Plan.from_json(json.dumps(data)), case.graph)
 
 
 class Losses(nn.Module):

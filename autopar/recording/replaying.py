@@ -35,16 +35,16 @@ def replay(plan: Plan, graph: Graph) -> Schedule:
         MismatchError: the graph is another one, or the plan was edited into something that cannot be run; names the first difference.
         ScheduleError: a schedule that is not legal. FileError: hardware that cannot be read.
     """
+    broken = illegal(plan)
+    if broken:
+        hint = "undo the edit, or plan again; autopar check lists all that is wrong with it"
+        raise MismatchError(f"the plan cannot be run: {broken[0]}", hint)
     graph = graph.accumulated(accumulation_of(plan))
     if graph.sha256 != plan.model.graph_sha256:
         raise MismatchError(
             f"the plan was made for another model: {first_difference(plan, graph)}",
             "plan this model again, with the same inputs and mode; give compile the loss= that it was planned with, if any",
         )
-    broken = illegal(plan)
-    if broken:
-        hint = "undo the edit, or plan again; autopar check lists all that is wrong with it"
-        raise MismatchError(f"the plan cannot be run: {broken[0]}", hint)
     return check_legal(_schedule(plan, graph), "the plan file")
 
 

@@ -487,6 +487,8 @@ def example_of(
         tree = read_plain(tree)
         if is_leaf(tree):
             name = tree["tensor"]
+            if name not in inputs:
+                raise MismatchError(f"the call takes {name}, which is none of the plan's inputs", "undo the edit, or plan again")
             row = inputs[name]
             tensor = torch.empty(row.shape, dtype=getattr(torch, row.dtype), device="meta")
             return tensor.requires_grad_(not with_gradient.isdisjoint((name, f"input:{name}")))

@@ -69,6 +69,7 @@ PLANS: dict[str, Callable[[], str | bytes]] = {
     "instruction -1": edited("schedule", 0, "id", -1), "bucket below 0": edited("limits", "bucket_bytes", -1),
     "stage 1": edited("schedule", 0, "stage", 1),
     "cost model": edited("created_by", "cost_model", "free"), "mode": edited("model", "mode", "dream"),
+    "a call of a number": edited("model", "arguments", {"kwargs": 3}), "a call of text": edited("model", "arguments", {"args": "x"}),
     "pin a number": edited("pins", {"a": 5}),
     "a key twice": lambda: json.dumps(PLAN)[:-1] + ', "microbatches": 1}',
     "a mesh twice": lambda: '{"mesh": {"dp": 4}, ' + json.dumps(PLAN)[1:],

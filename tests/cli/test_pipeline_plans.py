@@ -188,6 +188,14 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a stage less": (lambda data: data["stages"].pop(), "1 stages cannot be dealt to the 2 positions"),
     "from no stage": (lambda data: data["boundaries"][0].update(from_stage=9), "crosses from stage 9 to stage 1, of 2 stages"),
     "a dtype of none": (lambda data: _sent(data).update(dtype="float7"), "unknown dtype 'float7'"),
+    "cut of none": (lambda data: data["accumulation"].update(cut=["none"]), "microbatches cut the input none, which the call has not"),
+    "whole in one stage": (
+        lambda data: data["stages"][0]["plan"]["accumulation"].update(cut=[]), "the accumulation of stage 0 is not that of the pipeline"
+    ),
+    "another weight": (
+        lambda data: data["stages"][1]["plan"]["accumulation"].update(weight=0.5),
+        "the accumulation of stage 1 is not that of the pipeline",
+    ),
     "more microbatches": (lambda data: data.update(microbatches=8), "the order of stage 0 has 4 actions F, of 8 microbatches"),
     "an action less": (
         lambda data: data["stages"][1].update(order=data["stages"][1]["order"].replace(" B3", "")),

@@ -205,6 +205,15 @@ def test_the_example_call_has_the_planned_shapes() -> None:
     assert all(tensor.is_meta for tensor in args) and kwargs == {} and loss_args == ()
 
 
+def test_a_call_with_an_input_that_the_plan_has_not_is_refused() -> None:
+    plan = plan_of("dp=2")
+    (name, row), *others = plan.inputs.items()
+    edited = plan.model_copy(update={"inputs": {f"{name}2": row, **dict(others)}})
+    with pytest.raises(MismatchError, match=f"the call takes {name}, which is none of the plan's inputs"):
+        example_call(edited)
+
+
+
 SCRIPT = """
 import sys, torch, autopar
 import torch.distributed as dist
