@@ -112,8 +112,8 @@ def without_placement(tree: Any) -> Any:
 def plain_dims(model: Any, pins: Mapping[str, str]) -> dict[str, frozenset[int]]:
     """By parameter the dims that pins, and placements of DTensors, split as a whole: the graph must not hold them in blocks."""
     found: dict[str, frozenset[int]] = {}
-    named = getattr(model, "named_parameters", None)  # what is no module, capture refuses
-    for name, value in named(remove_duplicate=False) if named is not None else ():
+    is_module = hasattr(model, "named_modules")  # what is none, capture refuses
+    for name, value in model.named_parameters(remove_duplicate=False) if is_module else ():
         for key, text in pins.items():
             words = _AXES.sub("", text).split()
             if fnmatch.fnmatchcase(name, key):

@@ -397,6 +397,8 @@ def test_wrong_arguments() -> None:
     assert caught.value.hint == "use one of low, normal, high"
     with pytest.raises(UsageError, match=r"nn\.Module"):
         autopar.plan(3, (X,), mesh="dp=2")
+    with pytest.raises(UsageError, match=r"got ExportedProgram\nhint: .* give an ExportedProgram's module\(\)"):
+        autopar.plan(torch.export.export(nn.Linear(4, 4), (torch.ones(4),)), (torch.ones(4),), mesh="dp=2")
 
 
 def test_compile_trains_and_knows_the_loss_of_its_plan(one_rank: None, tmp_path) -> None:

@@ -141,7 +141,8 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def calls_super(method: Any) -> bool:
     """Whether a method or property of a class may call ``super()``, which takes instances of the class alone."""
-    function = unwrap(method.fget if isinstance(method, property) else method)
+    own: Any = method.fget if isinstance(method, property) else method
+    function = unwrap(own)
     return isinstance(function, FunctionType) and "__class__" in function.__code__.co_freevars
 
 

@@ -212,14 +212,15 @@ class Step:
         """Of a weight as the module holds it."""
         return item.own_spec(self.spec(item.tensor), self.place.mesh.sizes)
 
-    def check_laid(self, item: GraphInput, tensor: torch.Tensor) -> None:
+    def check_laid(self, item: GraphInput, tensor: torch.Tensor | None) -> None:
         """Raises UsageError: a parameter or buffer that is not laid as planned: what a user has put in its place."""
         planned, place = self.graph.tensors[item.tensor], self.place
         wanted = to_placements(self._own_spec(item), place.mesh.sizes)
-        shape, dtype = item.own_shape(planned.shape), str(tensor.dtype).removeprefix("torch.")
         hint = "write into the one there is (copy_, load_state_dict), or put a DTensor there that lies as it does"
         if not isinstance(tensor, DTensor):
-            raise UsageError(f"{item.kind} {item.name} is now a plain tensor, where the module has a DTensor", hint)
+            now = "None" if tensor is None else "a plain tensor"
+            raise UsageError(f"{item.kind} {item.name} is now {now}, where the module has a DTensor", hint)
+        shape, dtype = item.own_shape(planned.shape), str(tensor.dtype).removeprefix("torch.")
         if (dtype, tuple(tensor.shape)) != (planned.dtype, shape):
             message = f"{item.kind} {item.name} is now {dtype} {list(tensor.shape)}, planned was {planned.dtype} {list(shape)}"
             raise UsageError(message, "plan the model again as it is now; compute_dtype= of plan is mixed precision")

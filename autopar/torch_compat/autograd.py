@@ -212,8 +212,8 @@ def store_gradients(context: Any, leaves: Sequence[Any], gradients: Sequence[tor
     """Puts gradients where autograd would, and gives those that are left to it: None for each that is stored.
 
     Autograd stores a detached gradient, and to detach a DTensor takes it several times as long as all the rest. Left to it are
-    those that it does not store (``autograd.grad``, ``backward(inputs=...)``), or adds up, or calls hooks with; and the last on a GPU, by
-    which it learns which streams must wait for which.
+    those that it does not store (``autograd.grad``, ``backward(inputs=...)``, a leaf frozen since forward), or adds up, or calls hooks
+    with; and the last on a GPU, by which it learns which streams must wait for which.
 
     ``_will_engine_execute_node`` says whether the pass comes to a leaf, ``_backward_hooks`` and ``_post_accumulate_grad_hooks`` are a
     leaf's hooks.
@@ -226,7 +226,9 @@ def store_gradients(context: Any, leaves: Sequence[Any], gradients: Sequence[tor
     if not _stores_all(context):
         return left
     for place, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
-        if leaf is None or gradient is None or not leaf.is_leaf or leaf.grad is not None or (place == last and not gradient.is_cpu):
+        if leaf is None or gradient is None or not leaf.is_leaf or not leaf.requires_grad or leaf.grad is not None:
+            continue
+        if place == last and not gradient.is_cpu:
             continue
         if not leaf._backward_hooks and not leaf._post_accumulate_grad_hooks:
             leaf.grad, left[place] = gradient, None

@@ -282,6 +282,7 @@ CHANGES: dict[str, tuple[Callable[[ShardedModule], Any], str]] = {
         lambda module: setattr(module.mid, "bias", nn.Parameter(torch.zeros(16, dtype=torch.float64))),
         "parameter mid.bias is now a plain tensor, where the module has a DTensor",
     ),
+    "no bias": (lambda module: setattr(module.mid, "bias", None), "parameter mid.bias is now None, where the module has a DTensor"),
     "another dtype": (lambda module: module.float(), "parameter first.bias is now float32 [16], planned was float64 [16]"),
     "another place": (
         lambda module: setattr(module.mid, "bias", nn.Parameter(module.mid.bias.detach().redistribute(placements=[Shard(0)]))),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import autopar
+from autopar.errors import UsageError
 from autopar.plan import Plan
 from autopar.runtime import export_program, load_program
 from autopar.runtime.calls import OtherCallError, leaves
@@ -264,6 +265,13 @@ def test_conjugates_may_be_given(spec: str) -> None:
         return [torch.allclose(whole(module(*call)), other) for call, other in zip(calls, wanted, strict=True)]
 
     assert on_ranks(run, 2) == [[True, True]] * 2
+
+
+def test_a_tensor_that_is_not_dense_is_refused() -> None:
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    for value, layout in ((torch.eye(2).to_sparse(), "sparse_coo"), (jagged, "nested")):
+        with pytest.raises(UsageError, match=f"the value is a {layout} tensor; plans are made of dense ones\nhint: "):
+            list(leaves({"tensor": "x"}, value))
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,14 @@ def frozen(model: nn.Module, loss: Callable[[], Tensor]) -> Found:
     return once(model, loss)
 
 
-WAYS = (once, twice, kept, two_calls, asked, inputs, hooked, hooked_after, hooked_where_it_is_added, frozen)
+def frozen_between(model: nn.Module, loss: Callable[[], Tensor]) -> Found:
+    value = loss()
+    next(model.parameters()).requires_grad_(False)
+    value.backward()
+    return held(model)
+
+
+WAYS = (once, twice, kept, two_calls, asked, inputs, hooked, hooked_after, hooked_where_it_is_added, frozen, frozen_between)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
