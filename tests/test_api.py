@@ -397,7 +397,7 @@ def test_wrong_arguments() -> None:
     assert caught.value.hint == "use one of low, normal, high"
     with pytest.raises(UsageError, match=r"nn\.Module"):
         autopar.plan(3, (X,), mesh="dp=2")
-    with pytest.raises(UsageError, match=r"got ExportedProgram\nhint: .* give an ExportedProgram's module\(\)"):
+    with pytest.raises(UsageError, match=r"got ExportedProgram\nhint: .* an ExportedProgram has module\(\)"):
         autopar.plan(torch.export.export(nn.Linear(4, 4), (torch.ones(4),)), (torch.ones(4),), mesh="dp=2")
 
 

@@ -53,8 +53,8 @@ def _next(plan: Plan, name: str, count: int, seconds: float) -> Iterator[str]:
     if not 0 < seconds < math.inf:
         raise UsageError(f"the time limit is {seconds:g} s", "give a positive number of seconds")
     graph = graph_of(plan)
-    kind, _, rest = name.rpartition(":")
-    found = next((spec.tensor for of, key, spec in plan.entering if name == key or (kind == of and rest == key)), name)
+    named = {key: item.tensor for item in graph.inputs for one in (item.name, *item.aliases) for key in (one, f"{item.kind}:{one}")}
+    found = named.get(name, name)
     with Line() as line:
         line.say(f"solving again for other choices of {name}, at most {seconds:.0f} s", now=True)
         rows = find_alternatives(

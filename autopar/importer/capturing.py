@@ -210,7 +210,7 @@ def _check(
     model: Any, args: Any, kwargs: Mapping[str, Any] | None, mode: str, loss: Any, loss_args: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
     if not isinstance(model, nn.Module):
-        raise UsageError(f"capture needs an nn.Module, got {type(model).__name__}", "wrap a function in an nn.Module; give an ExportedProgram's module()")
+        raise UsageError(f"capture needs an nn.Module, got {type(model).__name__}", "wrap functions; an ExportedProgram has module()")
     lazy = [name for name, value in (*model.named_parameters(), *model.named_buffers()) if nn.parameter.is_lazy(value)]
     if lazy:
         have = "has" if len(lazy) == 1 else "have"

@@ -240,7 +240,7 @@ def leaves(tree: Any, value: Any, place: str = "the value") -> Iterator[tuple[st
             raise kind(f"{place} is a {type(value).__name__}, the plan was made for a tensor", _HINT)
         if value.layout is not torch.strided or value.is_nested:
             layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
-            raise UsageError(f"{place} is a {layout} tensor; plans are made of dense ones", "pass a dense one: to_dense(), to_padded_tensor()")
+            raise UsageError(f"{place} is a {layout} tensor; plans are made of dense ones", "use to_dense() or to_padded_tensor()")
         yield tree["tensor"], value
     elif isinstance(tree, Mapping):
         parts = parts_of(value)

@@ -403,3 +403,11 @@ def test_rows_that_each_rank_passes_are_split_alike(tmp_path: Path, capsys: pyte
     assert ran.status == 0, ran
     assert load(tmp_path / "plan.json").pins == {"input:input": "S0 R", "input:wanted": "S0 R"}
     refused(autopar(capsys, *words, "mine"), 2, "unknown kind of inputs 'mine'")
+
+
+def test_the_next_best_of_a_tied_weight_is_told_by_each_of_its_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    words = "plan", "zoo:gpt2,layers=1,batch=4,seq=8,width=16,heads=4,vocab=32", "--mesh", "dp=2", "--hardware", "cpu-cluster", "-o", path
+    assert autopar(capsys, *words).status == 0
+    found = [autopar(capsys, "explain", path, name, "--next", "1") for name in ("tokens.weight", "head.weight", "parameter:head.weight")]
+    assert [one.status for one in found] == [0, 0, 0] and len({one.out for one in found}) == 1 and "next best" in found[0].out
