@@ -223,7 +223,11 @@ class Lowering:
     def _op(self, node: Node, phase: Phase) -> Op:
         target = node.target
         if not torch_compat.is_operator(target):
-            raise CaptureError(f"the traced graph calls {target}, which is not a torch operator", "use plain tensor operators")
+            changed = next((one for one in node.args if torch_compat.is_operator(one)), None)  # an operator of one's own, made functional
+            what, hint = f"{target}, which is not a torch operator", "use plain tensor operators"
+            if changed is not None:
+                what, hint = f"{changed}, which changes an input in place", "let the operator return the new value: mutates_args=()"
+            raise CaptureError(at_line(f"the traced graph calls {what}", self._place(node)), hint)
         if torch_compat.draws(target) and not _still(node):
             raise CaptureError(
                 at_line(f"{target} draws random numbers from no seed of the graph: ranks would draw different ones", self._place(node)),

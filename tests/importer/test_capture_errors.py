@@ -150,6 +150,17 @@ def sparse(model, x):
     return torch.sparse.mm(torch.eye(4).to_sparse(), model.layer(x))  # here
 
 
+@torch.library.custom_op("autopar_capture_errors::doubled_", mutates_args=("x",))
+def doubled_(x: torch.Tensor) -> None:
+    x.mul_(2)
+
+
+def changed_by_ones_own(model, x):
+    y = model.layer(x).clone()
+    doubled_(y)  # here
+    return y
+
+
 def put_by_mask(model, x):
     return model.layer(x).index_put((x[:, 0] > 0,), model.layer.bias)  # here
 
@@ -169,6 +180,7 @@ def formatted(model, x):
 @pytest.mark.parametrize(("function", "message", "hint"), [
     (formatted, "the values of a tensor are read", "outside of the forward"),
     (sparse, "aten.to_sparse.default gives a sparse_coo tensor; plans are made of dense ones", "dense tensor"),
+    (changed_by_ones_own, "calls autopar_capture_errors.doubled_.default, which changes an input in place", "return the new value"),
     (changed_by_mask, "size of the result of aten.index.Tensor depends on the values", "torch.where"),
     (branch, "Python control flow or a size depends on the values", "torch.where"),
     (item, "Python control flow or a size depends on the values", "known before the run"),
