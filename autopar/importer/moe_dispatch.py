@@ -53,7 +53,7 @@ class _Region:
     Args:
         sort: the node.
         states: of the nodes in its order.
-        instead: what stands for a node once the order is left out; a node that is not in it stands for itself.
+        instead: what stands for a node once rows are dispatched; a node that is not in it stands for itself.
         spare: other nodes that are needed for these alone, if nobody else reads them.
         experts: how many there are by the grouped products that were met; 0 before the first.
         numbers: the node of each dispatched row's expert, once it is made.
@@ -109,7 +109,7 @@ def dispatch_rows(module: GraphModule) -> None:
             except _Unknown:
                 continue
             if region.experts:
-                _leave_out(region)
+                _put_in(region)
 
 
 # --- following --------------------------------------------------------------------------------------------------------
@@ -411,10 +411,10 @@ def _dims(node: Node, rank: int) -> set[int]:
     return {dim % rank for dim in (given if isinstance(given, list | tuple) else [given])} if given not in ([], None) else {0}
 
 
-# --- leaving the order out --------------------------------------------------------------------------------------------
+# --- dispatch and combine ---------------------------------------------------------------------------------------------
 
 
-def _leave_out(region: _Region) -> None:
+def _put_in(region: _Region) -> None:
     """The nodes that stand for others, in order, so that each reads what stands for what it read; what only the order was for goes."""
     for node in [node for node in region.graph.nodes if node in region.instead]:
         node.replace_all_uses_with(region.instead[node]())

@@ -95,7 +95,8 @@ class Row:
         equal: which factors are split in equal parts alone: ``all``, or ``inner``, those that the statistics inside count over.
         stores: it writes into input 0, some entries of it, and gives that as output 0.
         over: whose memory the result may take.
-        reads: ``all``; ``results``, only as many bytes as it writes; or ``shape``, nothing but the shape of its inputs.
+        reads: ``all``; ``results``, only as many bytes as it writes; ``terms``, rows of input 0 that it widens and adds up; or ``shape``,
+            nothing but the shape of its inputs.
         kernels: of an operator that runs step by step along its argument ``gates``, the kernels of a step by its argument ``cell``.
         issues: kernels that the host issues for it, or a name of ``autopar.rules.launches``; views have none.
         number: what a plain number among its arguments does to the tensor: ``multiplies``, ``divides`` or ``adds``.
