@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.cost_models import Link, load_hardware
-from autopar.errors import UsageError
+from autopar.errors import InfeasibleError, UsageError
 from autopar.recording.replaying import replay
 from autopar.runtime.compiling import check_fixed_sizes
 from autopar.target import Target
@@ -43,8 +43,8 @@ class Mixture(nn.Module):
         return x + made[back].view(-1, self.choices, WIDTH).sum(1)
 
 
-def target_of(choices: int, sliced: bool = False) -> Target:
-    return Target(Mixture(choices, sliced), (torch.randn(TOKENS, WIDTH),), {}, lambda out: out.tanh().square().mean(), ())
+def target_of(choices: int, sliced: bool = False, tokens: int = TOKENS) -> Target:
+    return Target(Mixture(choices, sliced), (torch.randn(tokens, WIDTH),), {}, lambda out: out.tanh().square().mean(), ())
 
 
 def planned(target: Target, mesh: str, pins: dict[str, str]) -> autopar.Plan:
@@ -81,6 +81,12 @@ def test_processes_send_rows_too_and_some_get_none() -> None:
     assert any(item.id is None and item.kind == "all_to_all" for item in made.collectives)
     result = verify(made, target, backend="gloo", steps=2)
     assert result.passed, result.problems
+
+
+def test_rows_that_cannot_be_made_as_pinned_are_not_moved_there() -> None:
+    """Six rows for each expert are not four equal parts."""
+    with pytest.raises(InfeasibleError, match="no plan keeps all pins"):
+        planned(target_of(1, tokens=48), "2x2", {"op:dispatch": "R S01 R", "input:x": "S01 R"})
 
 
 def test_programs_of_fixed_size_keep_experts_whole() -> None:
