@@ -83,19 +83,23 @@ def put_back(rows: Tensor, order: Tensor, count: int) -> Tensor:
 def add_up(rows: Tensor, order: Tensor, count: int, weights: Tensor | None, choices: int, dtype: torch.dtype) -> Tensor:
     """The sum over each token's choices, weighted, in float32 at least: ``[count / choices, ...]``.
 
-    On a GPU sums of more than one row may be added in any order, unless ``torch.use_deterministic_algorithms`` asks for one.
+    Where some choices have no row, those there are are added where they belong; on a GPU in any order, unless
+    ``torch.use_deterministic_algorithms`` asks for one.
 
     Args:
         rows: of the choices in ``order``, ``[at least len(order), ...]``.
         weights: ``[count]``.
     """
-    rows = rows[: len(order)]
+    rest, whole = rows.shape[1:], len(order) == count
+    rows = put_back(rows, order, count) if whole else rows[: len(order)]
     if weights is not None:
-        rows = rows * weights[order].reshape(-1, *[1] * (rows.dim() - 1))
+        rows = rows * (weights if whole else weights[order]).reshape(-1, *[1] * len(rest))
     if choices == 1:
-        return put_back(rows, order, count).to(dtype)
-    sums = rows.new_zeros(count // choices, *rows.shape[1:], dtype=wide_dtype(rows.dtype))
-    return sums.index_add_(0, order // choices, rows.to(sums.dtype)).to(dtype)
+        return (rows if whole else put_back(rows, order, count)).to(dtype)
+    wide = wide_dtype(rows.dtype)
+    if whole:
+        return rows.view(count // choices, choices, *rest).sum(1, dtype=wide).to(dtype)
+    return rows.new_zeros(count // choices, *rest, dtype=wide).index_add_(0, order // choices, rows.to(wide)).to(dtype)
 
 
 def _dispatch_shapes(x: Tensor, ids: Tensor, experts: int, first_expert: int, columns: int) -> Tensor:

@@ -232,12 +232,11 @@ def _dispatch_ids(issue: Issue) -> int:
 
 def _combine(issue: Issue) -> int:
     """Choices sorted by expert, and rows put back or added up where they belong."""
-    here = (DISPATCH_WINDOW - 1) * issue.splits("y")
     weighed, wide = issue.given("weights"), issue.dtype("rows") not in NARROW or issue.dtype("weights") not in ("", *NARROW)
-    narrows = issue.tensors[issue.op.outputs[0]].dtype in NARROW
+    narrows, some = issue.tensors[issue.op.outputs[0]].dtype in NARROW, issue.splits("y")
     if _number(issue, "choices") == 1:
-        return 4 + 2 * weighed + (narrows if weighed and wide else 0) + here
-    return 6 + 2 * weighed + (not wide) + narrows + here
+        return 4 + weighed + (narrows if weighed and wide else 0) + (DISPATCH_WINDOW - 1 + weighed) * some
+    return 5 + weighed + narrows + (DISPATCH_WINDOW + weighed + (not wide)) * some
 
 
 def _several_choices(issue: Issue) -> bool:
@@ -403,7 +402,7 @@ INSIDE: Mapping[str, Callable[[Issue], int]] = {
     "autopar.batch_norm": _batch_norm_inside, "autopar.batch_norm_backward": _batch_norm_backward_inside,
     "autopar.extreme": _extreme_inside,
     **dict.fromkeys(("autopar.dispatch", "autopar.dispatch_ids"), lambda issue: EXPERT_EXCHANGE),
-    "autopar.combine": lambda issue: EXPERT_EXCHANGE + 1 + 2 * issue.given("weights"),
+    "autopar.combine": lambda issue: EXPERT_EXCHANGE + 1 + issue.given("weights"),
     "autopar.all_gather": lambda issue: 0, "autopar.all_to_all": _kept_exchange,
     "autopar.all_reduce": _kept_reduction, "autopar.reduce_scatter": _kept_reduction,
 }  # fmt: skip
