@@ -56,7 +56,7 @@ def bytes_moved(op: Op, inputs: Sequence[int], outputs: Sequence[int]) -> int:
     """Bytes that the operator reads and writes, whose operands are of so many bytes.
 
     A view moves none. Entries that are stored, or read along a diagonal, count twice; the tensor that has them does not count. Rows of
-    which sums are made are put in order, written in float32 and read to be added; the sums are written and narrowed.
+    which sums are made are put in order and read to be added, weighed ones written in float32 between; sums are written and narrowed.
     """
     row = find_row(op.target)
     if row is None:
@@ -66,7 +66,7 @@ def bytes_moved(op: Op, inputs: Sequence[int], outputs: Sequence[int]) -> int:
     if row.reads == "results":
         return 2 * sum(outputs)
     if row.reads == "terms":
-        return 7 * inputs[0] + 3 * sum(outputs)
+        return (7 if len(inputs) > 2 else 3) * inputs[0] + 3 * sum(outputs)
     return 2 * sum(inputs[1:]) if row.stores else sum(inputs) + sum(outputs)
 
 
