@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autopar.dialect.library import WHOLE
-from autopar.rules import find_rule, issued_kernels, splits_experts, strategies
+from autopar.rules import bytes_moved, find_rule, issued_kernels, splits_experts, strategies
 from autopar.runtime.operators import find_function, with_tensors, with_torch_values
 from autopar.sharding import Strategy
 from benchmarks.host import counted_kernels
@@ -95,3 +95,11 @@ def test_kernels_are_counted(dtype: torch.dtype, choices: int, weighted: bool) -
         with counted_kernels() as counts:
             find_function(run.op.target)(*with_tensors(with_torch_values(run.op.args), run.inputs))
         assert issued_kernels(run.op, run.tensors) == sum(counts.values()) - counts["promote_types.default"], run.op.target
+
+
+def test_bytes_of_weighed_and_plain_sums() -> None:
+    rows, ids, weights = torch.randn(4, 6, 8), torch.arange(24).remainder(4), torch.rand(24)
+    for given, passes in ((weights, 7), (None, 3)):
+        run = execute(COMBINE, (rows, ids, given, 4, 0, 2, torch.float32))
+        sizes = [value.nbytes for value in run.inputs], [value.nbytes for value in run.outputs]
+        assert bytes_moved(run.op, *sizes) == passes * rows.nbytes + 3 * run.outputs[0].nbytes
