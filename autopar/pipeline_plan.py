@@ -146,7 +146,7 @@ class PipelinePlan(Row):
 
     @property
     def cut_inputs(self) -> set[str]:
-        """The inputs of which each microbatch has a part."""
+        """The inputs that are cut into a part for each microbatch."""
         return set() if self.accumulation is None else set(self.accumulation.cut)
 
     @property

@@ -1,12 +1,12 @@
 """Rows that go to their experts, and back: ``autopar.dispatch``, ``autopar.dispatch_ids`` and ``autopar.combine``.
 
-Each token chooses some experts, ``ids [tokens x choices]`` one after the other. ``dispatch`` gives every choice a row among its expert's:
-``[experts, columns, ...]``, in memory all rows by expert, those of one in the order of their tokens. Experts have as many rows as chose
-them: the two dims say how many there are and where a rank's part begins, not where in them a row lies. Rows beyond the last are zeros, of
-the last expert. ``dispatch_ids`` says whose each row is. ``combine`` adds up each token's rows, weighted.
+Each token chooses some experts, ``ids [tokens x choices]``, one token after the other. ``dispatch`` copies a token's row for each choice:
+``[experts, columns, ...]``. In memory the rows are sorted by expert, and within one expert by token. An expert has as many rows as chose
+it. So the two dims give the number of rows alone, not the place of one. Rows beyond the last are zeros, of the last expert.
+``dispatch_ids`` gives each row's expert. ``combine`` adds up each token's rows, weighted.
 
-``first_expert`` is the first one at hand, of so many as ``experts`` says: a rank with some of the experts has their rows alone, as many as
-chose them, and ``combine`` adds up those. ``WHOLE`` in its place says that all are at hand. The gradient of each is the other.
+``first_expert`` and ``experts`` are the first expert on a rank, and their number there. A rank with some of the experts has their rows
+alone, and ``combine`` adds those. ``WHOLE`` as ``first_expert`` means all experts. Each operator is the other's gradient.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class _Region:
     Args:
         sort: the node.
         states: of the nodes in its order.
-        instead: what stands for a node once rows are dispatched; a node that is not in it stands for itself.
+        instead: the replacement of a node once rows are dispatched; a node without one stays.
         spare: other nodes that are needed for these alone, if nobody else reads them.
         experts: how many there are by the grouped products that were met; 0 before the first.
         numbers: the node of each dispatched row's expert, once it is made.

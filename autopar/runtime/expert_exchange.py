@@ -1,7 +1,7 @@
 """Bodies of ``autopar.dispatch``, ``dispatch_ids`` and ``combine`` on ranks that send rows to the ranks of their experts (see ``inner``).
 
-The ranks of a group hold the experts at hand in equal parts, in order. Each tells the others how many rows it has for each of their
-experts, then sends the rows: as many as chose them, whatever the plan priced.
+The ranks of a group hold equal parts of the experts, in order. Each tells the others its number of rows for each of their experts. Then it
+sends the rows. Their numbers are those that tokens chose, whatever the plan priced.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class _Way:
     """Which rows go where.
 
     Args:
-        order: choices of this rank's tokens whose experts are at hand, by expert, in which order their rows leave.
+        order: this rank's choices of experts at hand, by expert. Their rows leave in this order.
         sent, received: rows to and from each member.
         first: the first expert of this rank.
-        counts: rows that come for each of its experts ``[experts]``.
-        sorts: the order that brings what comes, by sender and expert, by expert.
+        counts: received rows of each of its experts ``[experts]``.
+        sorts: the order that sorts received rows, which lie by sender and expert, by expert.
     """
 
     order: Tensor

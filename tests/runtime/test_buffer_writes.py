@@ -93,7 +93,7 @@ def test_batch_norm_runs_the_kernels_of_the_plain_model_and_counts_batches_in_on
 
 
 class Counting(nn.Module):
-    """Two counters, one of which steps by another number or is read: by an operator, or by who is given it."""
+    """Two counters. The second steps by another number, or somebody reads it: an operator, or the caller."""
 
     one: Tensor
     other: Tensor
