@@ -33,7 +33,7 @@ from autopar.rules import (
     kernel_launches,
     strategies,
     why_once,
-)  # fmt: skip
+)
 from autopar.sharding import ShardingSpec, Strategy, lies_so
 
 OUTPUT = "output:"

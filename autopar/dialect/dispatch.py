@@ -27,7 +27,8 @@ def _dispatch(
     x: Tensor, ids: Tensor, experts: int, first_expert: int, columns: int, find_places: FindPlaces | None = None
 ) -> Tensor:  # fmt: skip
     order = _at_hand(ids, experts, first_expert, find_places)
-    return place_rows(x, order, ids.shape[0] // max(x.shape[0], 1), experts, columns)
+    choices = ids.shape[0] // max(x.shape[0], 1)
+    return fill_up(x[order if choices == 1 else order // choices], experts, columns, 0)
 
 
 def _at_hand(ids: Tensor, experts: int, first_expert: int, find_places: FindPlaces | None) -> Tensor:
@@ -35,12 +36,6 @@ def _at_hand(ids: Tensor, experts: int, first_expert: int, find_places: FindPlac
     order, ends = (find_places or places_of)(ids, first_expert, experts)
     assert order is not None
     return order if first_expert == WHOLE else order[: int(ends[-1])]
-
-
-def place_rows(x: Tensor, order: Tensor, choices: int, experts: int, columns: int) -> Tensor:
-    """The rows of some choices, in order, ``[experts, at least columns, ...]``, filled up with zeros."""
-    tokens = order if choices == 1 else order // choices
-    return fill_up(x[tokens], experts, columns, 0)
 
 
 def fill_up(rows: Tensor, experts: int, columns: int, value: int) -> Tensor:
@@ -54,12 +49,7 @@ def fill_up(rows: Tensor, experts: int, columns: int, value: int) -> Tensor:
 
 def _dispatch_ids(ids: Tensor, experts: int, first_expert: int, columns: int, find_places: FindPlaces | None = None) -> Tensor:
     order = _at_hand(ids, experts, first_expert, find_places)
-    return place_ids(ids[order], experts, max(first_expert, 0), columns)
-
-
-def place_ids(ids: Tensor, experts: int, first_expert: int, columns: int) -> Tensor:
-    """The experts of rows, ``[experts, at least columns]``, filled up with the last one at hand."""
-    return fill_up(ids, experts, columns, first_expert + experts - 1)
+    return fill_up(ids[order], experts, columns, max(first_expert, 0) + experts - 1)
 
 
 def _combine(

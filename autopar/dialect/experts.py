@@ -1,10 +1,9 @@
 """``autopar.expert_contract``: products in which each row has its expert's matrix, and the gradients of these.
 
-The equation has the operands, the experts' numbers and the result, as the operator's rule: ``s k, e k n, s -> s n`` multiplies rows by
-their expert's matrices, ``s k, s n, s -> e k n`` sums products of rows by expert. ``e`` are the experts, the factors of the third term
-the rows. ``ids`` says which expert each row has, in any order: who computes sorts the rows that it has. An operand or result
-with ``e`` holds the experts from ``first_expert`` on, so many as ``experts`` says; rows of others contribute zero, so that split experts
-give a partial sum. In captured graphs these are 0 and all. ``WHOLE`` in place of ``first_expert`` says that no rows are of others.
+The equation has the operands, the experts' numbers and the result, as the operator's rule. ``e j k, e k n, e j -> e j n`` multiplies rows
+by their expert's matrices. ``e j k, e j n, e j -> e k n`` sums products of rows by expert. ``e`` are the experts, and ``e j`` the rows,
+which lie by expert (``autopar.dispatch``). ``ids`` gives each row's expert. A rank has ``experts`` experts from ``first_expert`` on, and
+rows of these alone. In captured graphs these are all and 0.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ Terms = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]
 def parse(equation: str) -> Terms:
     """Factors of both operands, of the experts' numbers and of the result.
 
-    >>> parse("s k, e k n, s -> s n")
-    (('s', 'k'), ('e', 'k', 'n'), ('s',), ('s', 'n'))
+    >>> parse("e j k, e k n, e j -> e j n")
+    (('e', 'j', 'k'), ('e', 'k', 'n'), ('e', 'j'), ('e', 'j', 'n'))
     """
     operands, _, result = equation.partition("->")
     a, b, ids = (tuple(term.split()) for term in operands.split(","))
@@ -77,14 +76,12 @@ class Layout:
     Args:
         a, b: the operands as matrices, or one for each expert.
         outer: whether the result has a matrix for each expert.
-        dispatched: whether rows lie by expert (``autopar.dispatch``), one for each of the experts' numbers.
         shape: the result's, with its factors in the order in which they come; order: of its dims, then, None where they have it.
     """
 
     a: View
     b: View
     outer: bool
-    dispatched: bool
     shape: tuple[int, ...]
     order: tuple[int, ...] | None
 
@@ -121,7 +118,7 @@ def _layout(a: Sequence[int], b: Sequence[int], ids: Sequence[int], equation: st
     right = _view(sizes, second, rows, columns) if outer else _view(sizes, second, (EXPERTS,), inner, columns)
     turned = _unless_sorted(tuple(order.index(name) for name in result))
     shape = tuple(sizes[name] for name in order)
-    return Layout(_view(sizes, first, rows, inner), right, outer, EXPERTS in rows, shape, turned)
+    return Layout(_view(sizes, first, rows, inner), right, outer, shape, turned)
 
 
 def _expert_contract(
@@ -134,52 +131,29 @@ def _expert_contract(
     """
     layout = _layout(a.shape, b.shape, ids.shape, equation, experts)
     x, y = layout.a.of(a), layout.b.of(b)
-    places = (find_places or places_of)(ids, first_expert, experts, layout.dispatched)
-    made = _outer(x, y, places, experts) if layout.outer else _product(x, y, places, first_expert == WHOLE)
+    _, ends = (find_places or places_of)(ids, first_expert, experts, dispatched=True)
+    made = _outer(x, y, ends, experts) if layout.outer else _product(x, y, ends)
     made = made if made.shape == layout.shape else made.reshape(layout.shape)
     return (made if layout.order is None else made.permute(layout.order)).contiguous()
 
 
-def _product(x: Tensor, w: Tensor, places: Places, whole: bool) -> Tensor:
-    """``out[s] = x[s] w[e]`` of row ``s`` of expert ``e``, zero for rows of experts that are not here.
-
-    Args:
-        whole: whether no rows are of such.
-    """
+def _product(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
+    """``out[s] = x[s] w[e]`` of row ``s`` of expert ``e``. torch's grouped kernel waits for no value on a GPU."""
     if runs_grouped(x.dtype, x.shape[1], w.shape[2]):
-        return sorted_product(x, w, places, whole)
+        return torch.nn.functional.grouped_mm(x, w, offs=ends)
     out = x.new_zeros(x.shape[0], w.shape[2])
-    for expert, rows in _by_expert(places):
+    for expert, rows in _by_expert(ends):
         out[rows] = x[rows] @ w[expert]
     return out
 
 
-def _outer(x: Tensor, y: Tensor, places: Places, experts: int) -> Tensor:
-    """``out[e] = sum of x[s]^T y[s]`` over the rows of expert ``e``."""
-    if runs_grouped(x.dtype, x.shape[1], y.shape[1]):
-        return sorted_outer(x, y, places)
-    out = x.new_zeros(experts, x.shape[1], y.shape[1])
-    for expert, rows in _by_expert(places):
-        out[expert] = x[rows].t() @ y[rows]
-    return out
-
-
-def sorted_product(x: Tensor, w: Tensor, places: Places, whole: bool) -> Tensor:
-    """``_product`` by torch's grouped kernel, on rows that are sorted for it and put back. No size depends on a value, so that a GPU runs
-    on while Python goes ahead."""
-    order, ends = places
-    made = torch.nn.functional.grouped_mm(x if order is None else x[order], w, offs=ends)
-    if order is None:
-        return made
-    if not whole:
-        made = made.masked_fill((torch.arange(x.shape[0], device=x.device) >= ends[-1]).unsqueeze(-1), 0)
-    return torch.empty_like(made).index_copy_(0, order, made)
-
-
-def sorted_outer(x: Tensor, y: Tensor, places: Places) -> Tensor:
-    """``_outer`` by torch's grouped kernel, which on a GPU leaves experts without rows as they are."""
-    order, ends = places
-    x, y = (x, y) if order is None else (x[order], y[order])
+def _outer(x: Tensor, y: Tensor, ends: Tensor, experts: int) -> Tensor:
+    """``out[e] = sum of x[s]^T y[s]`` over the rows of expert ``e``. On a GPU the grouped kernel leaves out experts without rows."""
+    if not runs_grouped(x.dtype, x.shape[1], y.shape[1]):
+        out = x.new_zeros(experts, x.shape[1], y.shape[1])
+        for expert, rows in _by_expert(ends):
+            out[expert] = x[rows].t() @ y[rows]
+        return out
     made = torch.nn.functional.grouped_mm(x.t(), y, offs=ends)
     if x.device.type == "cpu":
         return made
@@ -191,7 +165,7 @@ def places_of(ids: Tensor, first: int, experts: int, dispatched: bool = False) -
     """Where the rows of the experts at hand are.
 
     Args:
-        ids: each row's expert, of any shape: rows are counted through.
+        ids: each row's expert.
         dispatched: whether rows lie by expert, and all are of experts at hand.
     """
     numbers = ids if ids.dim() == 1 else ids.reshape(-1)
@@ -227,12 +201,11 @@ class KeptPlaces:
         self._found.clear()
 
 
-def _by_expert(places: Places) -> Iterator[tuple[int, Tensor | slice]]:
+def _by_expert(ends: Tensor) -> Iterator[tuple[int, slice]]:
     """Of each expert at hand that has any, its number among them and its rows."""
-    order, ends = places
     for expert, (begin, end) in enumerate(itertools.pairwise([0, *ends.tolist()])):
         if end > begin:
-            yield expert, slice(begin, end) if order is None else order[begin:end]
+            yield expert, slice(begin, end)
 
 
 def runs_grouped(dtype: torch.dtype, *columns: int) -> bool:

@@ -248,7 +248,7 @@ def _filled(region: _Region, node: Node) -> bool:
 
 def _put_back(region: _Region, node: Node) -> None:
     """Rows in the order of their tokens; where those of a token are added up next, their sum."""
-    shape, viewed = list(node.meta["val"].shape), next(iter(node.users))
+    shape, viewed = list(node.meta["val"].shape), next(iter(node.users), node)
     parted = list(viewed.meta["val"].shape) if viewed.target in (aten.view.default, aten.reshape.default) else []
     added = next(iter(viewed.users)) if len(node.users) == len(viewed.users) == 1 else None
     token = len(parted) == len(shape) + 1 and parted[0] * parted[1] == region.rows and parted[2:] == shape[1:]

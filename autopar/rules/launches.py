@@ -31,10 +31,8 @@ INDEX_CHECK = 6
 """Kernels that look whether every index is one of the whole table, on a rank with a part of it."""
 IGNORED_CHECK = 2
 """More of them where one index stands for no entry."""
-EXPERT_WINDOW = 6
-"""Kernels that find the rows of the experts at hand."""
 DISPATCH_WINDOW = 9
-"""The same of choices: how many there are is read back, and rows are filled up."""
+"""Kernels that find the choices of the experts at hand. Their number is read back, and rows are filled up."""
 EXPERT_EXCHANGE = 27
 """Kernels that find which rows go to which rank, before and after their numbers are told, and put rows in order."""
 CALLS_INSIDE = 2
@@ -211,14 +209,12 @@ def _repeats_heads(issue: Issue) -> bool:
 
 
 def _expert_contract(issue: Issue) -> int:
-    """Rows sorted by expert, one grouped product, and rows put back; else a product for each expert. Dispatched rows lie sorted."""
+    """Where each expert's rows end, and one grouped product; else a product for each expert."""
     rows, result = _terms(issue)[2:]
-    outer, here = not set(rows) <= set(result), issue.splits("e")
-    if "e" in rows:
-        return (8 if outer else 3) if _is_grouped(issue) else 3 + (2 if outer else 3) * issue.part("e", _number(issue, "experts"))
+    outer = not set(rows) <= set(result)
     if _is_grouped(issue):
-        return (11 if outer else 6 + 3 * here) + EXPERT_WINDOW * here
-    return 4 + EXPERT_WINDOW * here + (4 if outer else 3) * issue.part("e", _number(issue, "experts"))
+        return 8 if outer else 3
+    return 4 + 2 * issue.part("e", _number(issue, "experts"))
 
 
 def _dispatch(issue: Issue) -> int:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.dialect.experts import KeptPlaces, places_of, sorted_outer, sorted_product
+from autopar.dialect.experts import KeptPlaces, places_of
 from autopar.importer import capture
 from tests.importer.test_capture import run, targets
 
@@ -175,12 +175,13 @@ def test_numbers_that_count_no_writes_are_sorted_each_time() -> None:
         assert kept.find(ids, 0, 3)[0].tolist() != before
 
 
-@pytest.mark.parametrize(("first", "experts"), [(0, 4), (0, 2), (2, 2), (1, 1)])
-def test_kernels_that_do_not_wait(first: int, experts: int) -> None:
+@pytest.mark.parametrize("equation", ["e j k, e k n, e j -> e j n", "e j k, e j n, e j -> e k n"])
+@pytest.mark.parametrize("ids", [[0, 0, 1, 2, 2, 2, 2, 3], [1, 1, 1, 1, 1, 1, 1, 1]])
+def test_the_grouped_kernel_and_a_product_for_each_expert_agree(equation: str, ids: list[int]) -> None:
+    """torch has the one for float32, and not for float64."""
     torch.manual_seed(0)
-    ids = torch.tensor([2, 0, 3, 2, 0, 0, 3, 2])
-    x, y, w = torch.randn(8, 4), torch.randn(8, 8), torch.randn(experts, 4, 8)
+    inner = 4 if "e k n" in equation.split("->")[0] else 2
+    x, other, numbers = torch.randn(4, 2, 4), torch.randn(4, inner, 8), torch.tensor(ids).view(4, 2)
     contract = torch.ops.autopar.expert_contract.default
-    places = places_of(ids, first, experts)
-    torch.testing.assert_close(sorted_product(x, w, places, False), contract(x, w, ids, "s k, e k n, s -> s n", experts, first))
-    torch.testing.assert_close(sorted_outer(x, y, places), contract(x, y, ids, "s k, s n, s -> e k n", experts, first))
+    found, wanted = (contract(x.to(dtype), other.to(dtype), numbers, equation, 4, 0) for dtype in (torch.float32, torch.float64))
+    torch.testing.assert_close(found, wanted.float())

@@ -59,12 +59,12 @@ def grouped(rows: int, inner: int, outer: int) -> Callable[[], tuple[Any, ...]]:
     return lambda: (F(rows, inner).tensor(), F(4, inner, outer).tensor(), torch.tensor([3, 3, 5, rows]), 0, 0)
 
 
-IDS = (2, 0, 3, 2, 0, 0, 3, 2)
-"""The experts of eight rows: of four, one has none."""
+IDS = ((0, 0), (1, 1), (2, 2), (3, 3))
+"""The experts of eight rows, which lie by expert."""
 
 
 def experts(a: F, b: F, equation: str) -> Callable[[], tuple[Any, ...]]:
-    """Rows in any order of their experts."""
+    """Rows by expert, two of each."""
     return lambda: (a.tensor(), b.tensor(), torch.tensor(IDS), equation, 4, 0)
 
 
@@ -173,14 +173,14 @@ CASES: tuple[Case, ...] = (
     Case("aten._cdist_forward.default", (F(2, 4, 3), F(2, 6, 3), 2.0, None), "a m _, a n _ -> a m n"),
     Case("aten._cdist_backward.default", cdist_backward(2, 2), "a m n, a m _, a n _, a m n -> a m _ +n | linear {0}"),
     Case("aten._cdist_backward.default", cdist_backward(6), "a m n, m _, a n _, a m n -> a m _ +n | linear {0}"),
-    Case("autopar.expert_contract.default", experts(F(8, 4), F(4, 4, 6), "s k, e k n, s -> s n"),
-         "s k, e k n, s -> s n +k +e | linear {0} {1}"),
-    Case("autopar.expert_contract.default", experts(F(8, 4), F(4, 2, 6, 4), "s k, e g n k, s -> s g n"),
-         "s k, e g n k, s -> s g n +k +e | linear {0} {1}"),
-    Case("autopar.expert_contract.default", experts(F(8, 2, 6), F(4, 2, 6, 4), "s g n, e g n k, s -> s k"),
-         "s g n, e g n k, s -> s k +g +n +e | linear {0} {1}"),
-    Case("autopar.expert_contract.default", experts(F(8, 4), F(8, 2, 6), "s k, s g n, s -> e g n k"),
-         "s k, s g n, s -> e g n k +s | linear {0} {1}"),
+    Case("autopar.expert_contract.default", experts(F(4, 2, 4), F(4, 4, 6), "e j k, e k n, e j -> e j n"),
+         "e j k, e k n, e j -> e j n +k | linear {0} {1}"),
+    Case("autopar.expert_contract.default", experts(F(4, 2, 4), F(4, 2, 6, 4), "e j k, e g n k, e j -> e j g n"),
+         "e j k, e g n k, e j -> e j g n +k | linear {0} {1}"),
+    Case("autopar.expert_contract.default", experts(F(4, 2, 2, 6), F(4, 2, 6, 4), "e j g n, e g n k, e j -> e j k"),
+         "e j g n, e g n k, e j -> e j k +g +n | linear {0} {1}"),
+    Case("autopar.expert_contract.default", experts(F(4, 2, 4), F(4, 2, 2, 6), "e j k, e j g n, e j -> e g n k"),
+         "e j k, e j g n, e j -> e g n k +j | linear {0} {1}"),
     Case("autopar.grouped_mm.default", grouped(8, 4, 6), "s k, e k n, _ -> s n +k +e | linear {0} {1}"),
     Case("autopar.grouped_outer.default", grouped_outer(8, 4, 6), "s k, s n, _ -> e k n +s | linear {0} {1}"),
     Case("aten.histc.default", (F(4, 6), 8, -2, 2), "a b -> _ +a +b"),

@@ -198,19 +198,18 @@ def test_no_strategy_issues_fewer_than_the_fewest(case: Case) -> None:
         assert least <= issued_kernels(run.op, run.tensors, strategy, SIZES), strategy
 
 
-GROUPED = "s k, e k n, s -> s n", "s k, s n, s -> e k n"
+GROUPED = "e j k, e k n, e j -> e j n", "e j k, e j n, e j -> e k n"
 
 
 @pytest.mark.parametrize("equation", GROUPED)
 @pytest.mark.parametrize("first", [WHOLE, 0])
 def test_grouped_products_count_the_calls_of_a_gpu(equation: str, first: int) -> None:
-    """Experts that are split must find the rows that are theirs."""
-    x, w = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((32, 16), (4, 16, 16)))
-    ids = torch.empty(32, dtype=torch.int64, device="meta")
-    second = x if "e" in equation.split("->")[1] else w
+    x, w = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((4, 8, 16), (4, 16, 16)))
+    ids = torch.empty(4, 8, dtype=torch.int64, device="meta")
+    second = w if "e k n" in equation.split("->")[0] else x
     operands = {"a": x, "b": second, "ids": ids}
     tensors = {name: Tensor(name, tuple(value.shape), str(value.dtype)[6:]) for name, value in operands.items()}
-    result = Tensor("y", (4, 16, 16) if second is x else (32, 16), "bfloat16")
+    result = Tensor("y", (4, 16, 16) if second is x else (4, 8, 16), "bfloat16")
     op = Op("y", "autopar.expert_contract.default", ("a", "b", "ids"), ("y",), (Ref(0), Ref(1), Ref(2), equation, 4, 0))
     tensors |= {"y": result}
     own = [tensors[name] for name in ("a", "b", "ids", "y")]

@@ -188,9 +188,8 @@ class SpecPropagation:
             elif tensor in self.undecided_results:
                 self._decide_result(tensor, spec)
                 del self.undecided_results[tensor]
-        stays = self._runs_at_experts(op) or (op.target != COMBINE and any(
-            tensor in self.expert_tensors and spec == self.current[tensor][1] for tensor, spec in given
-        ))
+        carried = any(tensor in self.expert_tensors and spec == self.current[tensor][1] for tensor, spec in given)
+        stays = self._runs_at_experts(op) or (carried and op.target != COMBINE)
         for position, (tensor, spec) in enumerate(given):
             self._read(op.name, position, tensor, spec, op.phase)
         for tensor, spec in zip(op.outputs, strategy.outputs, strict=True):
