@@ -28,7 +28,7 @@ def _dispatch(
 ) -> Tensor:  # fmt: skip
     order = _at_hand(ids, experts, first_expert, find_places)
     choices = ids.shape[0] // max(x.shape[0], 1)
-    return fill_up(x[order if choices == 1 else order // choices], experts, columns, 0)
+    return fill_up(x.index_select(0, order if choices == 1 else order // choices), experts, columns, 0)
 
 
 def _at_hand(ids: Tensor, experts: int, first_expert: int, find_places: FindPlaces | None) -> Tensor:
@@ -57,7 +57,7 @@ def _combine(
     find_places: FindPlaces | None = None,
 ) -> Tensor:  # fmt: skip
     order = _at_hand(ids, experts, first_expert, find_places)
-    return add_up(rows.reshape(-1, *rows.shape[2:]), order, ids.shape[0], weights, choices, dtype)
+    return add_up(rows.flatten(0, 1), order, ids.shape[0], weights, choices, dtype)
 
 
 def put_back(rows: Tensor, order: Tensor, count: int) -> Tensor:
@@ -67,7 +67,8 @@ def put_back(rows: Tensor, order: Tensor, count: int) -> Tensor:
         rows: ``[at least len(order), ...]``.
     """
     make = rows.new_empty if len(order) == count else rows.new_zeros
-    return make(count, *rows.shape[1:]).index_copy_(0, order, rows[: len(order)])
+    rows = rows if len(rows) == len(order) else rows[: len(order)]
+    return make(count, *rows.shape[1:]).index_copy_(0, order, rows)
 
 
 def add_up(rows: Tensor, order: Tensor, count: int, weights: Tensor | None, choices: int, dtype: torch.dtype) -> Tensor:
@@ -85,10 +86,12 @@ def add_up(rows: Tensor, order: Tensor, count: int, weights: Tensor | None, choi
     if weights is not None:
         rows = rows * (weights if whole else weights[order]).reshape(-1, *[1] * len(rest))
     if choices == 1:
-        return (rows if whole else put_back(rows, order, count)).to(dtype)
+        sums = rows if whole else put_back(rows, order, count)
+        return sums if sums.dtype == dtype else sums.to(dtype)
     wide = wide_dtype(rows.dtype)
     if whole:
-        return rows.view(count // choices, choices, *rest).sum(1, dtype=wide).to(dtype)
+        sums = rows.view(count // choices, choices, *rest).sum(1, dtype=wide)
+        return sums if wide == dtype else sums.to(dtype)
     return rows.new_zeros(count // choices, *rest, dtype=wide).index_add_(0, order // choices, rows.to(wide)).to(dtype)
 
 
