@@ -16,47 +16,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.dialect.experts import FindPlaces, places_of
-from autopar.dialect.library import WHOLE, define, wide_dtype
+from autopar.dialect.experts import NOT_KEPT, Places
+from autopar.dialect.library import define, wide_dtype
 
 FIRST_EXPERT = {"autopar.dispatch.default": 3, "autopar.dispatch_ids.default": 2, "autopar.combine.default": 4}
 """Position of the first expert among the arguments, behind the number of experts."""
 
 
 def _dispatch(
-    x: Tensor, ids: Tensor, experts: int, first_expert: int, columns: int, find_places: FindPlaces | None = None
+    x: Tensor, ids: Tensor, experts: int, first_expert: int, columns: int, places: Places = NOT_KEPT
 ) -> Tensor:  # fmt: skip
-    order = _at_hand(ids, experts, first_expert, find_places)
+    order = places.find_order(ids, first_expert, experts)
     choices = ids.shape[0] // max(x.shape[0], 1)
     return fill_up(x.index_select(0, order if choices == 1 else order // choices), experts, columns, 0)
 
 
-def _at_hand(ids: Tensor, experts: int, first_expert: int, find_places: FindPlaces | None) -> Tensor:
-    """The choices whose experts are at hand, by expert."""
-    order, ends = (find_places or places_of)(ids, first_expert, experts)
-    assert order is not None
-    return order if first_expert == WHOLE else order[: int(ends[-1])]
-
-
 def fill_up(rows: Tensor, experts: int, columns: int, value: int) -> Tensor:
     """``[rows, ...] -> [experts, at least columns, ...]``, filled up with a value."""
-    columns = max(columns, -(-len(rows) // experts))
-    lacking = experts * columns - len(rows)
+    count, *rest = rows.shape
+    columns = max(columns, -(-count // experts))
+    lacking = experts * columns - count
     if lacking:
-        rows = torch.cat([rows, rows.new_full((lacking, *rows.shape[1:]), value)])
-    return rows.view(experts, columns, *rows.shape[1:])
+        rows = torch.cat([rows, rows.new_full((lacking, *rest), value)])
+    return rows.view(experts, columns, *rest)
 
 
-def _dispatch_ids(ids: Tensor, experts: int, first_expert: int, columns: int, find_places: FindPlaces | None = None) -> Tensor:
-    order = _at_hand(ids, experts, first_expert, find_places)
-    return fill_up(ids[order], experts, columns, max(first_expert, 0) + experts - 1)
+def _dispatch_ids(ids: Tensor, experts: int, first_expert: int, columns: int, places: Places = NOT_KEPT) -> Tensor:
+    order = places.find_order(ids, first_expert, experts)
+    return fill_up(ids.index_select(0, order), experts, columns, max(first_expert, 0) + experts - 1)
 
 
 def _combine(
     rows: Tensor, ids: Tensor, weights: Tensor | None, experts: int, first_expert: int, choices: int, dtype: torch.dtype,
-    find_places: FindPlaces | None = None,
+    places: Places = NOT_KEPT,
 ) -> Tensor:  # fmt: skip
-    order = _at_hand(ids, experts, first_expert, find_places)
+    order = places.find_order(ids, first_expert, experts)
     return add_up(rows.flatten(0, 1), order, ids.shape[0], weights, choices, dtype)
 
 
@@ -66,9 +60,9 @@ def put_back(rows: Tensor, order: Tensor, count: int) -> Tensor:
     Args:
         rows: ``[at least len(order), ...]``.
     """
-    make = rows.new_empty if len(order) == count else rows.new_zeros
-    rows = rows if len(rows) == len(order) else rows[: len(order)]
-    return make(count, *rows.shape[1:]).index_copy_(0, order, rows)
+    (filled, *rest), there = rows.shape, order.shape[0]
+    make = rows.new_empty if there == count else rows.new_zeros
+    return make(count, *rest).index_copy_(0, order, rows if filled == there else rows[:there])
 
 
 def add_up(rows: Tensor, order: Tensor, count: int, weights: Tensor | None, choices: int, dtype: torch.dtype) -> Tensor:
@@ -81,8 +75,9 @@ def add_up(rows: Tensor, order: Tensor, count: int, weights: Tensor | None, choi
         rows: of the choices in ``order``, ``[at least len(order), ...]``.
         weights: ``[count]``.
     """
-    rest, whole = rows.shape[1:], len(order) == count
-    rows = put_back(rows, order, count) if whole else rows[: len(order)]
+    rest, there = rows.shape[1:], order.shape[0]
+    whole = there == count
+    rows = put_back(rows, order, count) if whole else rows[:there]
     if weights is not None:
         rows = rows * (weights if whole else weights[order]).reshape(-1, *[1] * len(rest))
     if choices == 1:

@@ -27,11 +27,6 @@ GROUPED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Those for which torch has a grouped product."""
 GROUPED_BYTES = 16
 """Rows of its operands begin at multiples of this."""
-Places = tuple[Tensor | None, Tensor]
-"""Rows in the order of the experts at hand, those of others last ``[s]``, None where they lie so; where the rows of each of these experts
-end ``[experts]``."""
-FindPlaces = Callable[..., Places]
-"""As ``places_of``."""
 Terms = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 
@@ -63,10 +58,10 @@ class View:
     order: tuple[int, ...] | None
     shape: tuple[int, ...] | None
 
-    def of(self, tensor: Tensor) -> Tensor:
+    def take(self, tensor: Tensor) -> Tensor:
         """The view, or a copy where memory does not allow it."""
-        tensor = tensor if self.order is None else tensor.permute(self.order)
-        return tensor if self.shape is None else tensor.reshape(self.shape)
+        tensor = tensor if self.order is None else tensor.permute(*self.order)
+        return tensor if self.shape is None else tensor.reshape(*self.shape)  # torch reads sizes one by one sooner than a tuple
 
 
 @dataclass(frozen=True)
@@ -76,14 +71,17 @@ class Layout:
     Args:
         a, b: the operands as matrices, or one for each expert.
         outer: whether the result has a matrix for each expert.
-        shape: the result's, with its factors in the order in which they come; order: of its dims, then, None where they have it.
+        shape: of what is computed, with its factors in the order in which they come, None where it has it; order: of the result's dims,
+            then, None where they have it.
+        grouped: whether torch's grouped kernel takes the operands.
     """
 
     a: View
     b: View
     outer: bool
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     order: tuple[int, ...] | None
+    grouped: bool
 
 
 def _sizes(shapes: Sequence[Sequence[int]], equation: str, experts: int) -> dict[str, int]:
@@ -108,7 +106,7 @@ def _unless_sorted(order: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 @lru_cache(maxsize=4096)
-def _layout(a: Sequence[int], b: Sequence[int], ids: Sequence[int], equation: str, experts: int) -> Layout:
+def _layout(a: Sequence[int], b: Sequence[int], ids: Sequence[int], equation: str, experts: int, dtype: torch.dtype) -> Layout:
     sizes = _sizes((a, b, ids), equation, experts)
     first, second, rows, result = parse(equation)
     outer = not set(rows) <= set(result)
@@ -117,88 +115,140 @@ def _layout(a: Sequence[int], b: Sequence[int], ids: Sequence[int], equation: st
     order = (EXPERTS, *inner, *columns) if outer else (*rows, *columns)
     right = _view(sizes, second, rows, columns) if outer else _view(sizes, second, (EXPERTS,), inner, columns)
     turned = _unless_sorted(tuple(order.index(name) for name in result))
+    lengths = [math.prod(sizes[name] for name in group) for group in (inner, columns)]
+    made = (experts, *lengths) if outer else (math.prod(sizes[name] for name in rows), lengths[1])
     shape = tuple(sizes[name] for name in order)
-    return Layout(_view(sizes, first, rows, inner), right, outer, shape, turned)
+    left, grouped = _view(sizes, first, rows, inner), runs_grouped(dtype, *lengths)
+    return Layout(left, right, outer, None if shape == made else shape, turned, grouped)
+
+
+class Places:
+    """Where rows of experts are."""
+
+    def find_order(self, ids: Tensor, first: int, experts: int) -> Tensor:
+        """The choices whose experts are at hand, by expert ``[choices at hand]``.
+
+        Args:
+            ids: each choice's expert ``[choices]``.
+            first: ``WHOLE``, or the first expert at hand. The host waits for the number of choices then.
+        """
+        own, order = sort_choices(ids, first, experts)
+        return order if first == WHOLE else order[: int(torch.searchsorted(own, first + experts))]
+
+    def find_ends(self, numbers: Tensor, first: int, experts: int) -> Tensor:
+        """Where the rows of each expert at hand end, int32 ``[experts]``.
+
+        Args:
+            numbers: each row's expert. Rows lie by expert, and all are of experts at hand.
+        """
+        return find_ends(numbers, list_experts(numbers, first, experts))
+
+
+NOT_KEPT = Places()
+
+
+def sort_choices(ids: Tensor, first: int, experts: int) -> tuple[Tensor, Tensor]:
+    """Experts of choices in rising order, and the choices in that order, both ``[choices]``. Those of experts not at hand come last."""
+    own = ids if first == WHOLE else torch.where((ids >= first) & (ids < first + experts), ids, first + experts)
+    found: tuple[Tensor, Tensor] = own.sort(stable=True)
+    return found
+
+
+def list_experts(numbers: Tensor, first: int, experts: int) -> Tensor:
+    """The numbers of the experts at hand ``[experts]``."""
+    first = max(first, 0)
+    return torch.arange(first, first + experts, device=numbers.device, dtype=numbers.dtype)
+
+
+def find_ends(numbers: Tensor, experts: Tensor) -> Tensor:
+    """Where each expert's numbers end among numbers in rising order, int32 ``[experts]``."""
+    return torch.searchsorted(numbers.reshape(-1), experts, right=True, out_int32=True)
+
+
+class KeptPlaces(Places):
+    """``Places`` that are computed once for all operators that read the same numbers, until ``let_go``.
+
+    A choice takes 8 bytes, and its number is kept alive. The values of its row take kilobytes.
+    """
+
+    def __init__(self) -> None:
+        self._orders: Kept = {}
+        self._ends: Kept = {}
+        self._experts: dict[tuple[int, int, torch.device, torch.dtype], Tensor] = {}
+
+    def find_order(self, ids: Tensor, first: int, experts: int) -> Tensor:
+        """As of ``Places``."""
+        return _find_once(self._orders, NOT_KEPT.find_order, ids, first, experts)
+
+    def find_ends(self, numbers: Tensor, first: int, experts: int) -> Tensor:
+        """As of ``Places``."""
+        return _find_once(self._ends, self._find_ends, numbers, first, experts)
+
+    def _find_ends(self, numbers: Tensor, first: int, experts: int) -> Tensor:
+        key = first, experts, numbers.device, numbers.dtype
+        here = self._experts.get(key)
+        if here is None:
+            here = self._experts[key] = list_experts(numbers, first, experts)
+        return find_ends(numbers, here)
+
+    def let_go(self) -> None:
+        """Forgets all places."""
+        self._orders.clear()
+        self._ends.clear()
+        self._experts.clear()
+
+
+Kept = dict[tuple[int, int, int], tuple[Tensor, int, Tensor]]
+"""By identity of numbers, which are kept so that no others take it, and the experts at hand: version of the numbers, and what was found."""
+
+
+def _find_once(kept: Kept, find: Callable[[Tensor, int, int], Tensor], numbers: Tensor, first: int, experts: int) -> Tensor:
+    if numbers.is_inference():  # it does not say whether it was written over
+        return find(numbers, first, experts)
+    key = id(numbers), first, experts
+    held = kept.get(key)
+    if held is None or held[1] != numbers._version:
+        held = kept[key] = numbers, numbers._version, find(numbers, first, experts)
+    return held[2]
 
 
 def _expert_contract(
-    a: Tensor, b: Tensor, ids: Tensor, equation: str, experts: int, first_expert: int, find_places: FindPlaces | None = None
+    a: Tensor, b: Tensor, ids: Tensor, equation: str, experts: int, first_expert: int, places: Places = NOT_KEPT
 ) -> Tensor:  # fmt: skip
-    """The product of each row with its expert's matrix, or the sums over each expert's rows.
-
-    Args:
-        find_places: ``places_of``, or one that remembers (``KeptPlaces``).
-    """
-    layout = _layout(a.shape, b.shape, ids.shape, equation, experts)
-    x, y = layout.a.of(a), layout.b.of(b)
-    _, ends = (find_places or places_of)(ids, first_expert, experts, dispatched=True)
-    made = _outer(x, y, ends, experts) if layout.outer else _product(x, y, ends)
-    made = made if made.shape == layout.shape else made.reshape(layout.shape)
-    return (made if layout.order is None else made.permute(layout.order)).contiguous()
+    """The product of each row with its expert's matrix, or the sums over each expert's rows."""
+    layout = _layout(a.shape, b.shape, ids.shape, equation, experts, a.dtype)
+    x, y, ends = layout.a.take(a), layout.b.take(b), places.find_ends(ids, first_expert, experts)
+    if layout.grouped:
+        made = _outer_grouped(x, y, ends) if layout.outer else torch.nn.functional.grouped_mm(x, y, offs=ends)
+    else:
+        made = _outer(x, y, ends) if layout.outer else _product(x, y, ends)
+    made = made if layout.shape is None else made.view(*layout.shape)
+    return (made if layout.order is None else made.permute(*layout.order)).contiguous()
 
 
 def _product(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
-    """``out[s] = x[s] w[e]`` of row ``s`` of expert ``e``. torch's grouped kernel waits for no value on a GPU."""
-    if runs_grouped(x.dtype, x.shape[1], w.shape[2]):
-        return torch.nn.functional.grouped_mm(x, w, offs=ends)
+    """``out[s] = x[s] w[e]`` of row ``s`` of expert ``e``."""
     out = x.new_zeros(x.shape[0], w.shape[2])
     for expert, rows in _by_expert(ends):
         out[rows] = x[rows] @ w[expert]
     return out
 
 
-def _outer(x: Tensor, y: Tensor, ends: Tensor, experts: int) -> Tensor:
-    """``out[e] = sum of x[s]^T y[s]`` over the rows of expert ``e``. On a GPU the grouped kernel leaves out experts without rows."""
-    if not runs_grouped(x.dtype, x.shape[1], y.shape[1]):
-        out = x.new_zeros(experts, x.shape[1], y.shape[1])
-        for expert, rows in _by_expert(ends):
-            out[expert] = x[rows].t() @ y[rows]
-        return out
+def _outer(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
+    """``out[e] = sum of x[s]^T y[s]`` over the rows of expert ``e``."""
+    out = x.new_zeros(ends.shape[0], x.shape[1], y.shape[1])
+    for expert, rows in _by_expert(ends):
+        out[expert] = x[rows].t() @ y[rows]
+    return out
+
+
+def _outer_grouped(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
+    """As ``_outer``. torch's grouped kernel waits for no value on a GPU, and leaves out experts without rows there."""
     made = torch.nn.functional.grouped_mm(x.t(), y, offs=ends)
     if x.device.type == "cpu":
         return made
     rows = torch.diff(ends, prepend=ends.new_zeros(1))
     return made.masked_fill((rows == 0).reshape(-1, 1, 1), 0)
-
-
-def places_of(ids: Tensor, first: int, experts: int, dispatched: bool = False) -> Places:
-    """Where the rows of the experts at hand are.
-
-    Args:
-        ids: each row's expert.
-        dispatched: whether rows lie by expert, and all are of experts at hand.
-    """
-    numbers = ids if ids.dim() == 1 else ids.reshape(-1)
-    if dispatched:
-        here = torch.arange(max(first, 0), max(first, 0) + experts, device=ids.device, dtype=ids.dtype)
-        return None, torch.searchsorted(numbers, here, right=True, out_int32=True)
-    own = numbers if first == WHOLE else torch.where((numbers >= first) & (numbers < first + experts), numbers - first, experts)
-    own, order = own.sort(stable=True)
-    return order, torch.searchsorted(own, torch.arange(experts, device=ids.device, dtype=own.dtype), right=True, out_int32=True)
-
-
-class KeptPlaces:
-    """``places_of``, computed once for all products that read the same numbers, until ``let_go``.
-
-    A row takes 8 bytes, and its number is kept alive. Its values take kilobytes.
-    """
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[int, int, int], tuple[Tensor, int, Places]] = {}
-
-    def find(self, ids: Tensor, first: int, experts: int, dispatched: bool = False) -> Places:
-        """As ``places_of``."""
-        if ids.is_inference():  # it does not say whether it was written over
-            return places_of(ids, first, experts, dispatched)
-        key = id(ids), first, experts
-        held = self._found.get(key)
-        if held is None or held[1] != ids._version:
-            held = self._found[key] = ids, ids._version, places_of(ids, first, experts, dispatched)
-        return held[2]
-
-    def let_go(self) -> None:
-        """Forgets all places."""
-        self._found.clear()
 
 
 def _by_expert(ends: Tensor) -> Iterator[tuple[int, slice]]:

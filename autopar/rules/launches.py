@@ -219,11 +219,11 @@ def _expert_contract(issue: Issue) -> int:
 
 def _dispatch(issue: Issue) -> int:
     """Choices sorted by expert, and their rows taken; of some experts, those at hand are found, waited for and filled up."""
-    return 4 + _several_choices(issue) + DISPATCH_WINDOW * issue.splits("y")
+    return 2 + _several_choices(issue) + DISPATCH_WINDOW * issue.splits("y")
 
 
 def _dispatch_ids(issue: Issue) -> int:
-    return 4 + DISPATCH_WINDOW * issue.splits("y")
+    return 2 + DISPATCH_WINDOW * issue.splits("y")
 
 
 def _combine(issue: Issue) -> int:
@@ -231,8 +231,8 @@ def _combine(issue: Issue) -> int:
     weighed, wide = issue.given("weights"), issue.dtype("rows") not in NARROW or issue.dtype("weights") not in ("", *NARROW)
     narrows, some = issue.tensors[issue.op.outputs[0]].dtype in NARROW, issue.splits("y")
     if _number(issue, "choices") == 1:
-        return 4 + weighed + (narrows if weighed and wide else 0) + (DISPATCH_WINDOW - 1 + weighed) * some
-    return 5 + weighed + narrows + (DISPATCH_WINDOW + weighed + (not wide)) * some
+        return 2 + weighed + (narrows if weighed and wide else 0) + (DISPATCH_WINDOW - 1 + weighed) * some
+    return 3 + weighed + narrows + (DISPATCH_WINDOW - 1 + weighed + (not wide)) * some
 
 
 def _several_choices(issue: Issue) -> bool:

@@ -134,10 +134,10 @@ def emit(executable: Executable, device: torch.device) -> Graphs:
     """Traces the schedule of one rank. Nothing is computed and nothing is sent."""
     schedule, mode, (rank,) = executable.schedule, fake_mode(), executable.backend.ranks
     whole = _kept_whole(schedule, device)
-    bodies, kept_places = {}, KeptPlaces()
+    bodies, places = {}, KeptPlaces()
     for name, body in BODIES.items():
         if (target := f"autopar.{name}.default") not in whole:
-            found = partial(body, find_places=kept_places.find) if target in FIRST_EXPERT else body
+            found = partial(body, places=places) if target in FIRST_EXPERT else body
             bodies[getattr(torch.ops.autopar, name).default] = found
     entering = [item.tensor for item in schedule.graph.inputs if item.kind != "tangent"]
     tangents = [item.tensor for item in schedule.graph.of_kind("tangent")]
@@ -167,20 +167,24 @@ def emit(executable: Executable, device: torch.device) -> Graphs:
             executable.backward([values], seen[2], last=False)
         return [values[name] for name in schedule.sums]
 
+    def trace(function: Callable[..., list[torch.Tensor]], given: list[torch.Tensor]) -> torch.fx.GraphModule:
+        places.let_go()  # those of one graph are not there in another
+        return trace_operators(function, given, bodies)
+
     with mode:
         given = _stand_ins(schedule, rank, entering, device)
-        zeroth = trace_operators(begin, _stand_ins(schedule, rank, stored, device), bodies) if schedule.kept_values else None
+        zeroth = trace(begin, _stand_ins(schedule, rank, stored, device)) if schedule.kept_values else None
         if zeroth is not None:
             given += [_like(node.meta["val"]) for node in zeroth.graph.output_node().args[0]]
-        first = trace_operators(forward, given, bodies)
+        first = trace(forward, given)
         second = third = None
         if schedule.graph.mode == "train":
             # What forward keeps lies in memory as it left it, and views of it are traced for just that.
             kept = [_like(node.meta["val"]) for node in first.graph.output_node().args[0][len(leaving(schedule)) :]]
             given = [*kept, *_stand_ins(schedule, rank, [*tangents, *schedule.sums], device)]
             given += [given_loss_gradient()] if weighted else []
-            second = trace_operators(backward, given, bodies)
-            third = trace_operators(repeated, given, bodies) if schedule.sums else None
+            second = trace(backward, given)
+            third = trace(repeated, given) if schedule.sums else None
     observed = tuple(seen[0]), tuple(seen[1])
     runs = [None if graph is None else issue(graph) for graph in (second, third, zeroth)]
     return Graphs(
@@ -219,7 +223,7 @@ def issue(graph: torch.fx.GraphModule) -> Callable[..., Any]:
             code.add(f"{code.write(node.name)} = {code.object(getattr(graph, node.target))}")
         elif node.op == "call_function":
             function = find_function(str(node.target)) if is_operator(node.target) else node.target
-            function = partial(function, find_places=places.find) if str(node.target) in FIRST_EXPERT else function
+            function = partial(function, places=places) if str(node.target) in FIRST_EXPERT else function
             code.add(f"{code.write(node.name)} = {write_call(code, function, args, kwargs, reads)}")
             code.free([] if node.name in last else [node.name])
         elif node.op == "output":

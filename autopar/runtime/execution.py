@@ -354,7 +354,7 @@ class _Binding:
         if not self.dropout or self.backend.traced:  # who counts memory counts by operators
             return (None if self.dropout else STILL.get(target)) or find_operator(target)
         found = find_function(target)
-        return partial(found, find_places=self.places.find) if target in FIRST_EXPERT else found
+        return partial(found, places=self.places) if target in FIRST_EXPERT else found
 
     def varies(self, operation: Operation) -> bool:
         """Whether its argument says the size of rows of experts that are split among ranks, which values decide."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from autopar.dialect.dispatch import add_up, fill_up, put_back
-from autopar.dialect.experts import places_of
+from autopar.dialect.experts import find_ends, list_experts, sort_choices
 from autopar.runtime.backends import Unequal
 
 COUNTS, ROWS = "counts", "rows"
@@ -42,10 +42,10 @@ class _Way:
 
 
 def _find_way(parts: int, ids: Tensor, first_expert: int, experts: int) -> Generator[tuple[Tensor | Unequal, str], Tensor, _Way]:
-    order, ends = places_of(ids, first_expert, experts)
-    assert order is not None
-    counts = torch.diff(ends, prepend=ends.new_zeros(1)).to(torch.int64)
-    numbers = torch.arange(first_expert, first_expert + experts, device=ids.device)
+    own, order = sort_choices(ids, first_expert, experts)
+    numbers = list_experts(ids, first_expert, experts)
+    ends = find_ends(own, numbers)
+    counts = torch.diff(ends, prepend=ends.new_zeros(1)).to(ids.dtype)
     came = yield torch.stack([numbers, counts], 1), COUNTS
     came = came.view(parts, experts // parts, 2)
     here = came[:, :, 1]

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from autopar.graph import Op, Ref
 from autopar.rules import CONTRACTION, Product, find_product, is_plain_addition, out_variant
 from autopar.runtime.code import Code
-from autopar.runtime.kernels import Shapes, write_call, write_matrices
+from autopar.runtime.kernels import Shapes, write_call, write_matrices, write_sizes
 from autopar.runtime.operators import find_function, find_operator, registered
 from autopar.schedule import Instruction, Schedule
 from autopar.schedule.storages import needed
@@ -176,9 +176,9 @@ def write_pair(code: Code, pair: Pair, op: Op, shapes: Shapes, addend: Sequence[
     left, right = write_matrices(product, shapes, reads)
     if pair.in_place:
         return f"{code.object(_add_product)}({other}, {flat}, {left}, {right})"
-    flattened = other if tuple(addend) == flat else f"{other}.reshape({flat})"
+    flattened = other if tuple(addend) == flat else f"{other}.reshape({write_sizes(flat)})"
     made = f"{code.object(torch.addmm)}({flattened}, {left}, {right})"
-    return made if product.flat_shape == product.shape else f"{made}.view({product.shape})"
+    return made if product.flat_shape == product.shape else f"{made}.view({write_sizes(product.shape)})"
 
 
 def _add_product(other: Tensor, flat: tuple[int, ...], left: Tensor, right: Tensor) -> Tensor:

@@ -110,14 +110,19 @@ def write_product(code: Code, product: Product, shapes: Shapes, reads: Sequence[
     left, right = reads[product.left], reads[product.right]
     if product.turned[0] or not product.takes_rows(shapes):
         made = f"{code.object(torch.mm)}({', '.join(write_matrices(product, shapes, reads))})"
-        return made if product.flat_shape == product.shape else f"{made}.view({product.shape})"
+        return made if product.flat_shape == product.shape else f"{made}.view({write_sizes(product.shape)})"
     return f"{code.object(linear if product.turned[1] else torch.matmul)}({left}, {right})"
+
+
+def write_sizes(shape: Sequence[int]) -> str:
+    """Sizes as arguments of ``view`` and ``reshape``: one by one, since torch takes twice as long to read a tuple."""
+    return ", ".join(map(str, shape)) or "()"
 
 
 def write_matrices(product: Product, shapes: Shapes, reads: Sequence[str]) -> tuple[str, str]:
     """The expressions of both matrices, views where memory allows."""
     left, right = (
-        reads[index] if tuple(shapes[index]) == shape else f"{reads[index]}.reshape({shape})"
+        reads[index] if tuple(shapes[index]) == shape else f"{reads[index]}.reshape({write_sizes(shape)})"
         for index, shape in ((product.left, product.left_shape), (product.right, product.right_shape))
     )
     return f"{left}.t()" if product.turned[0] else left, f"{right}.t()" if product.turned[1] else right

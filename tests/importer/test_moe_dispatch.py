@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.dialect.experts import KeptPlaces, places_of
+from autopar.dialect.experts import NOT_KEPT, KeptPlaces, Places
+from autopar.dialect.library import WHOLE
 from autopar.importer import capture
 from tests.importer.test_capture import run, targets
 
@@ -150,29 +151,39 @@ def test_where_rows_meet_they_stay_sorted(form: Dispatch) -> None:
     assert "autopar.expert_contract.default" not in found
 
 
-@pytest.mark.parametrize("shape", [(8,), (2, 4)])
-def test_places_are_found_once_until_the_numbers_are_written_over(shape: tuple[int, ...]) -> None:
-    ids, kept = torch.tensor([2, 0, 3, 2, 0, 0, 3, 2]).view(shape), KeptPlaces()
-    first = kept.find(ids, 0, 4)
-    assert kept.find(ids, 0, 4) is first
+@pytest.mark.parametrize("name", ["find_order", "find_ends"])
+def test_places_are_found_once_until_the_numbers_are_written_over(name: str) -> None:
+    """Numbers of choices lie in any order, and those of rows by expert."""
+    ids, kept = torch.tensor([0, 0, 2, 2, 2, 3, 3, 3] if name == "find_ends" else [2, 0, 3, 2, 0, 0, 3, 2]), KeptPlaces()
+    find, find_anew = getattr(kept, name), getattr(NOT_KEPT, name)
+    first = find(ids, 0, 4)
+    assert find(ids, 0, 4) is first
     for number in (0, 1):
         if number:
-            ids.neg_().add_(3)
-        for window in ((0, 4), (1, 2)):
-            assert all(map(torch.equal, kept.find(ids, *window), places_of(ids, *window)))
-    assert kept.find(ids, 0, 4) is not first
-    again = kept.find(ids, 0, 4)
+            ids.copy_(torch.tensor([0, 1, 1, 1, 1, 2, 3, 3]))
+        for window in ((0, 4), (1, 2), (WHOLE, 4)):
+            assert torch.equal(find(ids, *window), find_anew(ids, *window)), (number, window)
+    assert find(ids, 0, 4) is not first
+    again = find(ids, 0, 4)
     kept.let_go()
-    assert kept.find(ids, 0, 4) is not again
+    assert find(ids, 0, 4) is not again
+
+
+def test_choices_at_hand_are_by_expert_and_rows_end_where_the_next_expert_begins() -> None:
+    ids, places = torch.tensor([2, 0, 3, 2, 0, 0, 3, 2]), Places()
+    assert places.find_order(ids, WHOLE, 4).tolist() == places.find_order(ids, 0, 4).tolist() == [1, 4, 5, 0, 3, 7, 2, 6]
+    assert places.find_order(ids, 1, 2).tolist() == [0, 3, 7]
+    assert places.find_ends(ids.sort()[0].view(2, 4), WHOLE, 4).tolist() == [3, 3, 6, 8]
+    assert places.find_ends(torch.tensor([[2, 2], [3, 3]]), 1, 3).tolist() == [0, 2, 4]
 
 
 def test_numbers_that_count_no_writes_are_sorted_each_time() -> None:
     kept = KeptPlaces()
     with torch.inference_mode():
         ids = torch.tensor([2, 0, 1])
-        before = kept.find(ids, 0, 3)[0].tolist()
+        before = kept.find_order(ids, 0, 3).tolist()
         ids.neg_().add_(2)
-        assert kept.find(ids, 0, 3)[0].tolist() != before
+        assert kept.find_order(ids, 0, 3).tolist() != before
 
 
 @pytest.mark.parametrize("equation", ["e j k, e k n, e j -> e j n", "e j k, e j n, e j -> e k n"])

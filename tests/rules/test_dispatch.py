@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autopar.dialect.library import WHOLE
-from autopar.rules import bytes_moved, find_rule, issued_kernels, splits_experts, strategies
+from autopar.rules import bytes_moved, find_rule, issued_kernels, localize, splits_experts, strategies
 from autopar.runtime.operators import find_function, with_tensors, with_torch_values
 from autopar.sharding import Strategy
 from benchmarks.host import counted_kernels
@@ -95,6 +95,25 @@ def test_kernels_are_counted(dtype: torch.dtype, choices: int, weighted: bool) -
         with counted_kernels() as counts:
             find_function(run.op.target)(*with_tensors(with_torch_values(run.op.args), run.inputs))
         assert issued_kernels(run.op, run.tensors) == sum(counts.values()) - counts["promote_types.default"], run.op.target
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("choices", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_on_a_rank_with_some_experts_are_counted(dtype: torch.dtype, choices: int, weighted: bool) -> None:
+    """Rows of those do not fill their places."""
+    ids, weights = torch.full((24,), 2), torch.rand(24).to(dtype) if weighted else None
+    ids[0] = 0
+    x = torch.randn(24 // choices, 4, dtype=dtype)
+    runs = [execute(DISPATCH, (x, ids, 4, 0, 6)), execute(DISPATCH_IDS, (ids, 4, 0, 6))]
+    runs.append(execute(COMBINE, (*runs[0].outputs, ids, weights, 4, 0, choices, dtype)))
+    for run in runs:
+        (some,) = [item for item in found(run, (2,)) if splits_experts(run.op, item) and not item.inner]
+        args, _ = localize(run.op, run.tensors, some, (2,), (0,))
+        given = [cut(value, spec, (2,))[0] for value, spec in zip(run.inputs, some.inputs, strict=True)]
+        with counted_kernels() as counts:
+            find_function(run.op.target)(*with_tensors(with_torch_values(args), given))
+        assert issued_kernels(run.op, run.tensors, some, (2,)) == sum(counts.values()) - counts["promote_types.default"], run.op.target
 
 
 def test_bytes_of_weighed_and_plain_sums() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -73,3 +74,22 @@ def test_products_by_expert_that_look_at_values_are_whole_in_a_graph(dtype: str)
     ((found, whole),) = run_ranks(rank_main, 1)
     assert found == pytest.approx(wanted, rel=1e-5)
     assert whole == ({"autopar.expert_contract.default"} if dispatch == "grouped" else set())
+
+
+def test_places_of_rows_are_found_in_each_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products by expert are taken apart as on a GPU in bfloat16: backward finds where rows end, and which experts there are, anew."""
+    monkeypatch.setattr("autopar.runtime.emission.LOOKING", set())
+    torch.manual_seed(0)
+    target = zoo.build("moe", dispatch="grouped", dtype="bfloat16", batch=2, seq=4, layers=2, width=16, heads=2, hidden=16, experts=4)
+    plan = autopar.plan(target.model, target.args, mesh={"dp": 1}, hardware="h100-sxm")
+
+    def rank_main(rank: int) -> list[Counter[str]]:
+        module: Any = autopar.compile(copy.deepcopy(target.model), plan, execute="graph")
+        graphs = module.step.executable
+        return [Counter(f"{node.op} {node.target}" for node in graph.graph.nodes) for graph in (graphs.forward_graph, graphs.backward_graph)]
+
+    (found,) = run_ranks(rank_main, 1)
+    for counts in found:
+        sorts, searches = (counts[f"call_function aten.{name}"] for name in ("sort.stable", "searchsorted.Tensor"))
+        assert sorts == searches == 2, "one for each layer"
+        assert not any(name.startswith(("call_function autopar.", "get_attr")) for name in counts)
