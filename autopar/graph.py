@@ -186,6 +186,7 @@ def looked_up(ops: Sequence[Op]) -> set[str]:
     return found
 
 
+EXPERT_CONTRACT = "autopar.expert_contract.default"
 DISPATCHES, COMBINE = ("autopar.dispatch.default", "autopar.dispatch_ids.default"), "autopar.combine.default"
 """Operators that send rows to their experts, and the one that brings them back."""
 

@@ -12,8 +12,7 @@ Which kernel runs is chosen at run time (``attention_kernels``); plans never nam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +22,10 @@ from autopar.dialect.library import define, wide_dtype
 
 
 def _heads_last(tensor: Tensor) -> Tensor:
-    """The same ``[b, h, s, d]`` values, in memory as ``[b, s, h, d]``."""
+    """The same ``[b, h, s, d]`` values, in memory as ``[b, s, h, d]``, where kernels on CPUs leave them."""
+    _, h, s, d = tensor.shape
+    if tensor.stride() == (h * s * d, d, h * d, 1):
+        return tensor
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -32,8 +34,7 @@ def _empty_heads_last(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     return like.new_empty([b, s, h, d]).transpose(1, 2)
 
 
-@dataclass(frozen=True)
-class _Stretch:
+class _Stretch(NamedTuple):
     """Keys ``start`` to ``stop`` as one kernel call: with this mask; ``causal`` hides key ``start + j`` from query ``i`` when ``j > i``."""
 
     start: int
@@ -59,6 +60,8 @@ def _stretches(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, offset: 
         return [_Stretch(0, t, mask, False)]
     stop = min(t, offset + s)
     if mask is None:
+        if offset == 0:
+            return [_Stretch(0, stop, None, True)]
         found = [_Stretch(0, min(t, offset), None, False), _Stretch(offset, stop, None, True)]
         return [item for item in found if item.start < item.stop] or [_Stretch(0, t, None, False)]
     if mask.shape[-1] != 1:

@@ -28,6 +28,9 @@ WRONG = 0.05
 ``lse`` or of heads is off by far more."""
 
 
+_DTYPES_ON_CPU = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+
+
 def run_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """Results ``[b, h, s, e]`` and ``lse [b, h, s]`` of one call. Raises UsageError: see ``choose_kernel``."""
     kernel = choose_kernel(q, k, v, mask, causal, backward=False)
@@ -52,11 +55,12 @@ def choose_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: 
     Raises:
         UsageError: the first time, a kernel of the GPU that gives other numbers than the formula.
     """
-    fused = q.dim() == 4 and q.shape[3] == k.shape[3] == v.shape[3] and min(*q.shape, *k.shape) > 0
-    if not fused or not q.dtype == k.dtype == v.dtype:
+    size, dtype = q.shape[-1], q.dtype
+    fused = q.dim() == 4 and size == k.shape[3] == v.shape[3] and q.numel() and k.numel()
+    if not fused or not dtype == k.dtype == v.dtype:
         return "math"
     if q.device.type == "cpu":
-        return "cpu" if q.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16) else "math"
+        return "cpu" if dtype in _DTYPES_ON_CPU else "math"
     return _choose_on_gpu(q, k, v, mask, causal, backward) if q.device.type == "cuda" else "math"
 
 

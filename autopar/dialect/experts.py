@@ -106,7 +106,8 @@ def _unless_sorted(order: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 @lru_cache(maxsize=4096)
-def _layout(a: Sequence[int], b: Sequence[int], ids: Sequence[int], equation: str, experts: int, dtype: torch.dtype) -> Layout:
+def settle_layout(a: Sequence[int], b: Sequence[int], ids: Sequence[int], equation: str, experts: int, dtype: torch.dtype) -> Layout:
+    """Raises ValueError: the equation does not fit the shapes ``a``, ``b`` and ``ids``."""
     sizes = _sizes((a, b, ids), equation, experts)
     first, second, rows, result = parse(equation)
     outer = not set(rows) <= set(result)
@@ -216,12 +217,12 @@ def _expert_contract(
     a: Tensor, b: Tensor, ids: Tensor, equation: str, experts: int, first_expert: int, places: Places = NOT_KEPT
 ) -> Tensor:  # fmt: skip
     """The product of each row with its expert's matrix, or the sums over each expert's rows."""
-    layout = _layout(a.shape, b.shape, ids.shape, equation, experts, a.dtype)
+    layout = settle_layout(a.shape, b.shape, ids.shape, equation, experts, a.dtype)
     x, y, ends = layout.a.take(a), layout.b.take(b), places.find_ends(ids, first_expert, experts)
     if layout.grouped:
-        made = _outer_grouped(x, y, ends) if layout.outer else torch.nn.functional.grouped_mm(x, y, offs=ends)
+        made = sum_grouped(x, y, ends) if layout.outer else multiply_grouped(x, y, ends)
     else:
-        made = _outer(x, y, ends) if layout.outer else _product(x, y, ends)
+        made = _sum(x, y, ends) if layout.outer else _product(x, y, ends)
     made = made if layout.shape is None else made.view(*layout.shape)
     return (made if layout.order is None else made.permute(*layout.order)).contiguous()
 
@@ -234,7 +235,7 @@ def _product(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
     return out
 
 
-def _outer(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
+def _sum(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
     """``out[e] = sum of x[s]^T y[s]`` over the rows of expert ``e``."""
     out = x.new_zeros(ends.shape[0], x.shape[1], y.shape[1])
     for expert, rows in _by_expert(ends):
@@ -242,8 +243,23 @@ def _outer(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
     return out
 
 
-def _outer_grouped(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
-    """As ``_outer``. torch's grouped kernel waits for no value on a GPU, and leaves out experts without rows there."""
+def multiply_grouped(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
+    """As ``_product``. torch's grouped kernel waits for no value on a GPU.
+
+    Args:
+        x: ``[s, k]``, by expert; w: ``[e, k, n]``.
+        ends: where each expert's rows end, int32 ``[e]``.
+    """
+    return torch.nn.functional.grouped_mm(x, w, offs=ends)
+
+
+def sum_grouped(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
+    """As ``_sum``. torch's grouped kernel leaves out experts without rows on a GPU.
+
+    Args:
+        x, y: ``[s, k]`` and ``[s, n]``, by expert.
+        ends: as of ``multiply_grouped``.
+    """
     made = torch.nn.functional.grouped_mm(x.t(), y, offs=ends)
     if x.device.type == "cpu":
         return made

@@ -18,8 +18,9 @@ from torch import Tensor
 from autopar.cost_models import SubAxis
 from autopar.dialect.batch_norm import batch_norm_in_place
 from autopar.dialect.experts import KeptPlaces
-from autopar.dialect.library import STILL
+from autopar.dialect.library import STILL, WHOLE
 from autopar.errors import UsageError
+from autopar.graph import EXPERT_CONTRACT, Op
 from autopar.rules import STORING, find_dispatched, localize
 from autopar.runtime.backends import Backend, Unequal
 from autopar.runtime.buffer_writes import BATCH_NORM, find_buffer_writes, find_counters
@@ -30,7 +31,7 @@ from autopar.runtime.fusion import makes_memory, pairs_of, write_in_place, write
 from autopar.runtime.gradient_pairs import find_gradient_pairs, write_gradient_pair
 from autopar.runtime.index_check import write_check
 from autopar.runtime.inner import Answer, Request, body
-from autopar.runtime.kernels import assign, write_call, write_operator
+from autopar.runtime.kernels import assign, write_call, write_expert_product, write_operator
 from autopar.runtime.loss_gradient import begin_gradient
 from autopar.runtime.loss_tail import Tail, loss_tail
 from autopar.runtime.mixed_norms import check_norms
@@ -329,7 +330,9 @@ class _Binding:
                     function = partial(_with_own_columns, function)
                 marked = mark_whole(operation.op, self.schedule.graph, args, shapes)
                 handler = write_check(code, operation.op, self.schedule.graph, marked, given, self.backend.traced)
-                expression = write_operator(code, operation.op, function, marked, kwargs, shapes, given)
+                expression = self.write_product(code, operation.op, marked, shapes, given) or write_operator(
+                    code, operation.op, function, marked, kwargs, shapes, given
+                )
             if item.of == self.schedule.graph.loss_gradient:
                 dtype = getattr(torch, self.schedule.graph.tensors[operation.op.outputs[0]].dtype)
                 expression = f"{code.object(partial(begin_gradient, dtype, self.device))}(lambda: {expression})"
@@ -355,6 +358,15 @@ class _Binding:
             return (None if self.dropout else STILL.get(target)) or find_operator(target)
         found = find_function(target)
         return partial(found, places=self.places) if target in FIRST_EXPERT else found
+
+    def write_product(
+        self, code: Code, op: Op, marked: Sequence[Any], shapes: Sequence[Sequence[int]], reads: Sequence[str]
+    ) -> str | None:  # fmt: skip
+        """The expression of a product by expert on a rank with all experts, whose rows have the planned sizes; else None."""
+        if op.target != EXPERT_CONTRACT or marked[FIRST_EXPERT[op.target]] != WHOLE or not self.dropout or self.backend.traced:
+            return None
+        dtype = getattr(torch, self.schedule.graph.tensors[op.inputs[0]].dtype)
+        return write_expert_product(code, marked[3], marked[4], dtype, shapes, self.places, reads)
 
     def varies(self, operation: Operation) -> bool:
         """Whether its argument says the size of rows of experts that are split among ranks, which values decide."""

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from autopar.dialect.experts import Places, View, multiply_grouped, settle_layout, sum_grouped
+from autopar.dialect.library import WHOLE
 from autopar.graph import Op, Ref
 from autopar.rules import Product, find_product
 from autopar.runtime.code import Code, ErrorHandler
@@ -112,6 +114,30 @@ def write_product(code: Code, product: Product, shapes: Shapes, reads: Sequence[
         made = f"{code.object(torch.mm)}({', '.join(write_matrices(product, shapes, reads))})"
         return made if product.flat_shape == product.shape else f"{made}.view({write_sizes(product.shape)})"
     return f"{code.object(linear if product.turned[1] else torch.matmul)}({left}, {right})"
+
+
+def write_expert_product(
+    code: Code, equation: str, experts: int, dtype: torch.dtype, shapes: Shapes, places: Places, reads: Sequence[str]
+) -> str | None:  # fmt: skip
+    """The expression of an ``expert_contract`` on a rank with all experts; None where torch has no grouped product of it.
+
+    Args:
+        dtype: of its operands; shapes: of its inputs.
+        places: finds where rows end.
+    """
+    layout = settle_layout(*map(tuple, shapes), equation, experts, dtype)
+    if not layout.grouped:
+        return None
+    ends = f"{code.object(places)}.find_ends({reads[2]}, {WHOLE}, {experts})"
+    left, right = _write_view(layout.a, reads[0]), _write_view(layout.b, reads[1])
+    made = f"{code.object(sum_grouped if layout.outer else multiply_grouped)}({left}, {right}, {ends})"
+    made = made if layout.shape is None else f"{made}.view({write_sizes(layout.shape)})"
+    return f"{made}.contiguous()" if layout.order is None else f"{made}.permute({write_sizes(layout.order)}).contiguous()"
+
+
+def _write_view(view: View, value: str) -> str:
+    value = value if view.order is None else f"{value}.permute({write_sizes(view.order)})"
+    return value if view.shape is None else f"{value}.reshape({write_sizes(view.shape)})"
 
 
 def write_sizes(shape: Sequence[int]) -> str:

@@ -86,7 +86,8 @@ def test_places_of_rows_are_found_in_each_graph(monkeypatch: pytest.MonkeyPatch)
     def rank_main(rank: int) -> list[Counter[str]]:
         module: Any = autopar.compile(copy.deepcopy(target.model), plan, execute="graph")
         graphs = module.step.executable
-        return [Counter(f"{node.op} {node.target}" for node in graph.graph.nodes) for graph in (graphs.forward_graph, graphs.backward_graph)]
+        both = graphs.forward_graph, graphs.backward_graph
+        return [Counter(f"{node.op} {node.target}" for node in graph.graph.nodes) for graph in both]
 
     (found,) = run_ranks(rank_main, 1)
     for counts in found:
