@@ -33,8 +33,11 @@ IGNORED_CHECK = 2
 """More of them where one index stands for no entry."""
 DISPATCH_WINDOW = 9
 """Kernels that find the choices of the experts at hand. Their number is read back, and rows are filled up."""
-EXPERT_EXCHANGE = 27
-"""Kernels that find which rows go to which rank, before and after their numbers are told, and put rows in order."""
+EXPERT_WAY = 22
+"""Kernels that find which rows go to which rank, before and after their numbers are told. Operators that find them known issue none; an
+operator's price does not tell, since the order of a list decides who asks first."""
+EXPERT_EXCHANGE = EXPERT_WAY + 5
+"""With those that put rows in order, and fill them up."""
 CALLS_INSIDE = 2
 """Calls of a collective inside an operator: its start and its wait."""
 
@@ -228,11 +231,23 @@ def _dispatch_ids(issue: Issue) -> int:
 
 def _combine(issue: Issue) -> int:
     """Choices sorted by expert, and rows put back or added up where they belong."""
-    weighed, wide = issue.given("weights"), issue.dtype("rows") not in NARROW or issue.dtype("weights") not in ("", *NARROW)
-    narrows, some = issue.tensors[issue.op.outputs[0]].dtype in NARROW, issue.splits("y")
+    if not issue.splits("y"):
+        return _combine_all(issue)
+    more = issue.given("weights") + (_number(issue, "choices") > 1 and not _weighs_wide(issue))
+    return _combine_all(issue) + DISPATCH_WINDOW - 1 + more
+
+
+def _combine_all(issue: Issue) -> int:
+    """With a row for each choice."""
+    weighed, narrows = issue.given("weights"), issue.tensors[issue.op.outputs[0]].dtype in NARROW
     if _number(issue, "choices") == 1:
-        return 2 + weighed + (narrows if weighed and wide else 0) + (DISPATCH_WINDOW - 1 + weighed) * some
-    return 3 + weighed + narrows + (DISPATCH_WINDOW - 1 + weighed + (not wide)) * some
+        return 2 + weighed + (narrows and weighed and _weighs_wide(issue))
+    return 3 + weighed + narrows
+
+
+def _weighs_wide(issue: Issue) -> bool:
+    """Whether weighted rows have a wide dtype."""
+    return issue.dtype("rows") not in NARROW or issue.dtype("weights") not in ("", *NARROW)
 
 
 def _several_choices(issue: Issue) -> bool:
@@ -398,7 +413,7 @@ INSIDE: Mapping[str, Callable[[Issue], int]] = {
     "autopar.batch_norm": _batch_norm_inside, "autopar.batch_norm_backward": _batch_norm_backward_inside,
     "autopar.extreme": _extreme_inside,
     **dict.fromkeys(("autopar.dispatch", "autopar.dispatch_ids"), lambda issue: EXPERT_EXCHANGE),
-    "autopar.combine": lambda issue: EXPERT_EXCHANGE + 1 + issue.given("weights"),
+    "autopar.combine": lambda issue: EXPERT_WAY + _combine_all(issue),
     "autopar.all_gather": lambda issue: 0, "autopar.all_to_all": _kept_exchange,
     "autopar.all_reduce": _kept_reduction, "autopar.reduce_scatter": _kept_reduction,
 }  # fmt: skip

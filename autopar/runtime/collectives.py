@@ -35,6 +35,8 @@ GONE = torch.empty(0)
 class Observed:
     """A collective that was executed, in the words of the plan's list; its bytes are those of the buffers that were sent.
 
+    Numbers of rows that an earlier operator was told are listed again, as the plan lists them.
+
     Args:
         tensor, before: what it is made of and for; None of a bucket.
         parts: of a bucket: the same, and the bytes, of each.

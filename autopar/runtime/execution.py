@@ -26,6 +26,7 @@ from autopar.runtime.backends import Backend, Unequal
 from autopar.runtime.buffer_writes import BATCH_NORM, find_buffer_writes, find_counters
 from autopar.runtime.code import Code, Segment
 from autopar.runtime.collectives import GONE, Call, Flights, Observed, Values, exchange_beside, exchange_inside, exchange_now
+from autopar.runtime.expert_exchange import KeptWays
 from autopar.runtime.filling import fitted, sliced
 from autopar.runtime.fusion import makes_memory, pairs_of, write_in_place, write_pair
 from autopar.runtime.gradient_pairs import find_gradient_pairs, write_gradient_pair
@@ -236,6 +237,7 @@ class _Binding:
     ) -> None:  # fmt: skip
         self.schedule, self.backend, self.device, self.dropout, self.in_place = schedule, backend, device, dropout, in_place
         self.pairs, self.tail, self.places = pairs_of(schedule, in_place), tail, KeptPlaces()
+        self.ways = [KeptWays() for _ in backend.ranks]
         self.dispatched = find_dispatched(schedule.graph)
         self.buffer_writes = find_buffer_writes(schedule) if in_place else {}
         self.counters = find_counters(schedule, self.buffer_writes)
@@ -283,8 +285,12 @@ class _Binding:
             if item.kind in ("start", "wait"):
                 code.mark("ranges.end_call()")
         code.begin(None)
-        if any(self.schedule.operations[item.of].op.target in FIRST_EXPERT for item in run if item.kind == "run"):
+        of_experts = [self.schedule.operations[item.of] for item in run if item.kind == "run"]
+        of_experts = [operation for operation in of_experts if operation.op.target in FIRST_EXPERT]
+        if of_experts:
             code.add(f"{code.object(self.places.let_go)}()")
+        for kept in self.ways if any(operation.strategy.inner for operation in of_experts) else ():
+            code.add(f"{code.object(kept.let_go)}()")
         return code.segment(name)
 
     def run(self, code: Code, index: int, item: Instruction) -> None:
@@ -295,7 +301,7 @@ class _Binding:
             return
         operation, reads, writes = self.schedule.operations[item.of], item.reads, item.writes
         if operation.strategy.inner:
-            _write_with_collectives(code, operation, item, self.arguments(operation), self.backend)
+            _write_with_collectives(code, operation, item, self.arguments(operation), self.backend, self.ways)
             return
         pair, beside = self.pairs.get(index), None
         if index in self.gradient_pairs:
@@ -491,29 +497,36 @@ CUT: Mapping[str, Callable[[Part, int], Callable[[Tensor], Tensor]]] = {"slice":
 
 
 def _write_with_collectives(
-    code: Code, operation: Operation, item: Instruction, arguments: Sequence[tuple[list[Any], dict[str, Any]]], backend: Backend
+    code: Code, operation: Operation, item: Instruction, arguments: Sequence[tuple[list[Any], dict[str, Any]]], backend: Backend,
+    ways: Sequence[KeptWays],
 ) -> None:  # fmt: skip
-    """Runs the ranks' bodies side by side; each yields a collective and its tensor, and is sent what the collective gives it."""
+    """Runs the ranks' bodies side by side; each yields a collective and its tensor, and is sent what the collective gives it.
+
+    Args:
+        ways: of each hosted rank.
+    """
     op, strategy, mesh = operation.op, operation.strategy, backend.mesh
     asked = dict.fromkeys((item.kind, item.axes, item.reduction) for item in strategy.inner)
     exchanges = {what: exchange_inside(mesh, *what) for what in asked}
 
-    def answer(requests: Sequence[Request], observed: list[Observed] | None) -> Sequence[Answer]:
+    def answer(requests: Sequence[Request], observed: list[Observed] | None) -> Sequence[Answer | None]:
         inner = requests[0][0]
         exchange = exchanges[inner.kind, inner.axes, inner.reduction]
         tensors = [given for _, given in requests if isinstance(given, Tensor)]
         rows = [given for _, given in requests if isinstance(given, Unequal)]
-        if observed is not None:  # rows are counted as planned
-            bytes_sent = inner.bytes if rows else exchange.full_bytes(tensors[0].nbytes)
+        if observed is not None:  # rows are counted as planned, and so are numbers that ranks know
+            bytes_sent = exchange.full_bytes(tensors[0].nbytes) if tensors else inner.bytes
             observed.append(Observed(inner.kind, exchange.axes, item.phase, bytes_sent, op.inputs[0], item.of))
+        if not (rows or tensors):
+            return [None] * len(requests)
         if inner.beside is not None:
             return exchange_beside(backend, exchange, tensors)
         return backend.exchange(exchange, rows) if rows else exchange_now(backend, exchange, tensors)
 
     def run(observed: list[Observed] | None, *given: Sequence[Tensor]) -> list[list[Tensor]]:
         bodies = []
-        for (args, kwargs), tensors in zip(arguments, given, strict=True):
-            bodies.append(body(op, strategy, mesh.sizes, with_tensors(args, tensors), with_tensors(kwargs, tensors)))
+        for (args, kwargs), tensors, kept in zip(arguments, given, ways, strict=True):
+            bodies.append(body(op, strategy, mesh.sizes, with_tensors(args, tensors), with_tensors(kwargs, tensors), kept))
         answers: list[Answer | None] = [None] * len(bodies)
         while True:
             requests, results = [], []

@@ -2,7 +2,7 @@
 
 A body yields a collective and this rank's tensor for each that its strategy declares, in that order, is sent the reduced tensor (of a
 permute, the other rank's; of one that travels beside the work, a function that waits for it), and returns what the operator returns. Of
-rows, as many as there are, it yields how many go to each rank too (``Unequal``).
+rows, as many as there are, it yields how many go to each rank too (``Unequal``), and None in place of numbers that all ranks know.
 Statistics are at least float32, as in the whole operator.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -21,6 +22,7 @@ from autopar.graph import Op
 from autopar.rules import way_of
 from autopar.runtime import expert_exchange, kept_collectives
 from autopar.runtime.backends import Unequal
+from autopar.runtime.expert_exchange import COUNTS, KeptWays, find_way
 from autopar.runtime.sequences import (
     mirrored_attention,
     mirrored_attention_backward,
@@ -29,12 +31,14 @@ from autopar.runtime.sequences import (
 )
 from autopar.sharding import InnerCollective, Strategy
 
-Request = tuple[InnerCollective, Tensor | Unequal]
+Request = tuple[InnerCollective, Tensor | Unequal | None]
 Answer: TypeAlias = Tensor | Callable[[], Tensor]
 Body: TypeAlias = Generator[Request, Answer | None, Any]
 
 
-def body(op: Op, strategy: Strategy, sizes: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body:
+def body(
+    op: Op, strategy: Strategy, sizes: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any], ways: KeptWays | None = None
+) -> Body:  # fmt: skip
     """The operator on one rank, under a strategy with inner collectives.
 
     Args:
@@ -42,15 +46,18 @@ def body(op: Op, strategy: Strategy, sizes: Sequence[int], args: Sequence[Any], 
         strategy: declares the collectives.
         sizes: the mesh's axis sizes.
         args, kwargs: its arguments on this rank, with local tensors.
+        ways: those along which this rank's rows travel to experts; None finds each anew.
     """
     function = BODIES[f"{op.target.rpartition('.')[0]} {way_of(strategy)}".rstrip()]
     parts = math.prod(sizes[axis] for axis in {axis for item in strategy.inner for axis in item.axes})
+    if strategy.inner[0].reduction == COUNTS:
+        function = partial(function, find=partial(find_way if ways is None else ways.find, strategy.inner[0].axes))
     running = function(parts, *args, **kwargs)
     answer: Answer | None = None
     for item in strategy.inner:
         tensor, reduction = running.send(answer)
         answer = None  # what the body has let go of is gone before more comes
-        sent = 0 if isinstance(tensor, Unequal) else tensor.nbytes * (1 if KINDS[item.kind].takes_full else parts)
+        sent = 0 if tensor is None or isinstance(tensor, Unequal) else tensor.nbytes * (1 if KINDS[item.kind].takes_full else parts)
         fits = sent <= item.bytes  # a smaller part may have less; rows are as many as there are
         assert reduction == item.reduction and fits, f"{op.target}: {item} declared, {reduction} of {sent} bytes asked"
         answer = yield item, tensor

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +12,10 @@ from torch import Tensor
 
 from autopar.dialect.library import WHOLE
 from autopar.rules import bytes_moved, find_rule, issued_kernels, localize, splits_experts, strategies
+from autopar.rules.launches import CALLS_INSIDE
+from autopar.runtime.backends import Unequal
+from autopar.runtime.expert_exchange import find_way
+from autopar.runtime.inner import BODIES
 from autopar.runtime.operators import find_function, with_tensors, with_torch_values
 from autopar.sharding import Strategy
 from benchmarks.host import counted_kernels
@@ -114,6 +120,28 @@ def test_kernels_on_a_rank_with_some_experts_are_counted(dtype: torch.dtype, cho
         with counted_kernels() as counts:
             find_function(run.op.target)(*with_tensors(with_torch_values(args), given))
         assert issued_kernels(run.op, run.tensors, some, (2,)) == sum(counts.values()) - counts["promote_types.default"], run.op.target
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("choices", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_around_an_exchange_are_counted(dtype: torch.dtype, choices: int, weighted: bool) -> None:
+    """A rank that sends itself all rows runs as many as one that has others."""
+    ids, weights = torch.arange(24, dtype=torch.int64).remainder(4), torch.rand(24).to(dtype) if weighted else None
+    x = torch.randn(24 // choices, 4, dtype=dtype)
+    runs = [execute(DISPATCH, (x, ids, 4, 0, 8)), execute(DISPATCH_IDS, (ids, 4, 0, 8))]
+    runs.append(execute(COMBINE, (*runs[0].outputs, ids, weights, 4, 0, choices, dtype)))
+    for run in runs:
+        (sent,) = [item for item in found(run, (2,)) if item.inner]
+        args = with_tensors(with_torch_values(run.op.args), run.inputs)
+        with counted_kernels() as counts:
+            running, answer = BODIES[run.op.target.rpartition(".")[0]](1, *args, find=partial(find_way, (0,))), None
+            with contextlib.suppress(StopIteration):
+                while True:
+                    given, _ = running.send(answer)
+                    answer = given.rows if isinstance(given, Unequal) else given
+        wanted = sum(counts.values()) - counts["promote_types.default"] + CALLS_INSIDE * len(sent.inner)
+        assert issued_kernels(run.op, run.tensors, sent, (2,)) == wanted, run.op.target
 
 
 def test_bytes_of_weighed_and_plain_sums() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +16,10 @@ import autopar
 from autopar.cost_models import Link, load_hardware
 from autopar.errors import InfeasibleError, UsageError
 from autopar.recording.replaying import replay
+from autopar.runtime import expert_exchange
 from autopar.runtime.compiling import check_fixed_sizes
+from autopar.runtime.expert_exchange import KeptWays, Told, find_way
+from autopar.runtime.simulation import simulate
 from autopar.target import Target
 from autopar.verify import verify
 
@@ -47,11 +53,11 @@ def target_of(choices: int, sliced: bool = False, tokens: int = TOKENS) -> Targe
     return Target(Mixture(choices, sliced), (torch.randn(tokens, WIDTH),), {}, lambda out: out.tanh().square().mean(), ())
 
 
-def planned(target: Target, mesh: str, pins: dict[str, str]) -> autopar.Plan:
+def planned(target: Target, mesh: str, pins: dict[str, str], microbatches: int = 1) -> autopar.Plan:
     """On links so slow that as few bytes travel as can."""
     slow = Link(1e-12, 1e4)
     hardware = replace(load_hardware("cpu-cluster"), node=slow, network=slow)
-    graph = autopar.capture(target.model, target.args, loss=target.loss)
+    graph = autopar.capture(target.model, target.args, loss=target.loss, microbatches=microbatches)
     return autopar.plan(graph, mesh=mesh, hardware=hardware, constraints=pins)
 
 
@@ -81,6 +87,41 @@ def test_processes_send_rows_too_and_some_get_none() -> None:
     assert any(item.id is None and item.kind == "all_to_all" for item in made.collectives)
     result = verify(made, target, backend="gloo", steps=2)
     assert result.passed, result.problems
+
+
+@pytest.mark.parametrize(("microbatches", "operators"), [(1, 6), (2, 3)])
+def test_numbers_of_rows_are_told_once_a_segment(microbatches: int, operators: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``operators`` of a microbatch send rows or their numbers, in forward and backward. Each segment forgets what it was told."""
+    target = target_of(1)
+    graph = autopar.capture(target.model, target.args, loss=target.loss, microbatches=microbatches)
+    made = planned(target, "2", {"op:dispatch": "S0 R R", "input:x": "S0 R"}, microbatches)
+    schedule, told, kept = replay(made, graph), Counter[str](), list[KeptWays]()
+    torch.manual_seed(0)
+    given = {item.tensor: torch.randn(graph.tensors[item.tensor].shape) for item in graph.inputs if item.name != "x"}
+    given |= {item.tensor: target.args[0] for item in graph.inputs if item.name == "x"}
+
+    class Kept(KeptWays):
+        def __init__(self) -> None:
+            super().__init__()
+            kept.append(self)
+
+    def counted(name: str, find: Callable[..., Told]) -> Callable[..., Told]:
+        def run(*args: Any) -> Told:
+            told[name] += 1
+            return (yield from find(*args))
+
+        return run
+
+    monkeypatch.setattr("autopar.runtime.execution.KeptWays", Kept)
+    monkeypatch.setattr(expert_exchange, "find_way", counted("once", expert_exchange.find_way))
+    found = simulate(schedule, given)
+    monkeypatch.setattr(Kept, "find", lambda self, *args: counted("each", find_way)(*args))
+    wanted = simulate(schedule, given)
+    assert all(map(torch.equal, found.outputs, wanted.outputs))
+    assert found.observed == wanted.observed
+    assert told == {"once": 2 * 2 * microbatches, "each": operators * 2 * microbatches}
+    assert len(kept) == 4
+    assert not any(one._found for one in kept)
 
 
 def test_rows_that_cannot_be_made_as_pinned_are_not_moved_there() -> None:
