@@ -17,9 +17,13 @@ def local_bytes(tensor: Tensor, spec: ShardingSpec, machine: Machine) -> int:
     return math.prod(spec.local_shape(tensor.shape, machine.mesh.sizes)) * DTYPE_BYTES[tensor.dtype]
 
 
-def launches(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, machine: Machine) -> int | None:
-    """Kernels that the host issues for an operator, with the collectives inside it; None where the host has no price."""
-    return issued_kernels(op, tensors, strategy, machine.mesh.sizes) if machine.issue_seconds else None
+def launches(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy, machine: Machine, asks: bool = True) -> int | None:
+    """Kernels that the host issues for an operator, with the collectives inside it; None where the host has no price.
+
+    Args:
+        asks: as of ``issued_kernels``.
+    """
+    return issued_kernels(op, tensors, strategy, machine.mesh.sizes, asks=asks) if machine.issue_seconds else None
 
 
 def optimizer_seconds(graph: Graph, tensor: str, spec: ShardingSpec, machine: Machine, optimizer: str) -> float:

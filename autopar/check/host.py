@@ -11,7 +11,7 @@ from autopar.check.legs import Call
 from autopar.check.order import Order
 from autopar.check.walk import AGAIN
 from autopar.rows import InstructionPlan
-from autopar.rules import find_fusable_additions, issued_kernels, reads_back
+from autopar.rules import find_askers, find_fusable_additions, issued_kernels, reads_back
 
 
 def issued(order: Order) -> Iterator[Difference]:
@@ -19,7 +19,7 @@ def issued(order: Order) -> Iterator[Difference]:
     walk, priced = order.walk, bool(order.walk.machine.issue_seconds)
     fusable = find_fusable_additions(walk.captured) if priced else {}
     readers = Counter(value for row in order.rows if row.kind != "free" for value in row.reads)
-    ops = {op.name: op for op in walk.ops}
+    ops, askers = {op.name: op for op in walk.ops}, find_askers(walk.captured.ops) if priced else frozenset()
 
     def kernels(row: InstructionPlan) -> int | None:
         if row.kind == "run":
@@ -27,18 +27,22 @@ def issued(order: Order) -> Iterator[Difference]:
             place, suffix = fusable.get(row.of.removesuffix(AGAIN)), AGAIN if row.of.endswith(AGAIN) else ""
             if place is not None and row.reads[place] == op.inputs[place] + suffix and readers[row.reads[place]] == 1:
                 return 0
-            return issued_kernels(op, walk.tensors, walk.strategies[row.of], walk.plan.sizes)
+            return issued_kernels(op, walk.tensors, walk.strategies[row.of], walk.plan.sizes, asks=row.of.removesuffix(AGAIN) in askers)
         if row.kind == "start":
             return 1 + _copies_in(order.calls[row.of])
         if row.kind == "wait":
             return 1 + _copies_out(order.calls[row.of])
         return 1 if row.kind == "add" else None
 
+    def waits(row: InstructionPlan) -> bool:
+        op = ops[row.of]
+        return reads_back(op, walk.tensors, walk.strategies[row.of], asks=row.of.removesuffix(AGAIN) in askers)
+
     for place, row in enumerate(order.rows):
         wanted = kernels(row) if priced else None
         if row.launches != wanted:
             yield Difference(f"schedule[{place}].launches", f"{row.launches} in the plan, {wanted} recomputed")
-        reads = priced and row.kind == "run" and reads_back(ops[row.of], walk.tensors)
+        reads = priced and row.kind == "run" and waits(row)
         if bool(row.reads_back) != reads:
             yield Difference(f"schedule[{place}].reads_back", f"{bool(row.reads_back)} in the plan, {reads} recomputed")
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from autopar.rules.binding import bind
 from autopar.rules.copied import find_copied
-from autopar.rules.dispatch import dispatched_results, find_dispatched, splits_experts
+from autopar.rules.dispatch import dispatched_results, find_askers, find_dispatched, splits_experts
 from autopar.rules.expansion import plain_factors, strategies, way_of
 from autopar.rules.facts import (
     STORING,
@@ -75,6 +75,7 @@ __all__ = [
     "dispatched_results",
     "effect_of_number",
     "family",
+    "find_askers",
     "find_copied",
     "find_dispatched",
     "find_expanded",

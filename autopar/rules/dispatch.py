@@ -1,8 +1,8 @@
-"""Rows that are dispatched to experts: which values hold them, and what their numbers depend on."""
+"""Rows that are dispatched to experts: which values hold them, what their numbers depend on, and which operator asks for these."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 from autopar.graph import COMBINE, DISPATCHES, Graph, Op, Tensor
 from autopar.rules.lookup import find_rule
@@ -26,6 +26,26 @@ def dispatched_results(op: Op, tensors: Mapping[str, Tensor], dispatched: Set[st
         rule = find_rule(op, tensors)
         leads = {rule.inputs[place][:2] for place, name in enumerate(op.inputs) if name in dispatched}
         yield from (name for name, dims in zip(op.outputs, rule.outputs, strict=True) if dims[:2] in leads)
+
+
+def find_askers(ops: Iterable[Op]) -> frozenset[str]:
+    """The dispatches and combines that are the first of their phase to read their choices, by name.
+
+    They find out which rows are at hand, and the runtime keeps that for the others (``runtime.expert_exchange``).
+
+    Args:
+        ops: in the order of a graph.
+    """
+    first: dict[tuple[str, str], str] = {}
+    for op in ops:
+        if op.target in (*DISPATCHES, COMBINE):
+            first.setdefault((op.phase, _choices_of(op)), op.name)
+    return frozenset(first.values())
+
+
+def _choices_of(op: Op) -> str:
+    """The experts of choices that an operator reads: the only input of ``dispatch_ids``, else the second."""
+    return op.inputs[min(1, len(op.inputs) - 1)]
 
 
 def splits_experts(op: Op, strategy: Strategy) -> bool:

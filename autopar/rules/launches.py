@@ -15,6 +15,7 @@ from functools import cached_property
 
 from autopar.cost_models.collectives import KINDS
 from autopar.graph import Argument, Op, Ref, Tensor
+from autopar.rules.dispatch import splits_experts
 from autopar.rules.expansion import plain_factors, way_of
 from autopar.rules.facts import kernel_launches
 from autopar.rules.lookup import find_row
@@ -31,11 +32,14 @@ INDEX_CHECK = 6
 """Kernels that look whether every index is one of the whole table, on a rank with a part of it."""
 IGNORED_CHECK = 2
 """More of them where one index stands for no entry."""
-DISPATCH_WINDOW = 9
-"""Kernels that find the choices of the experts at hand. Their number is read back, and rows are filled up."""
+WINDOW = 7
+"""Kernels that find the choices of the experts at hand, but for their sort. Their number is read back. Only the first operator of a phase
+that reads these choices issues them (``find_askers``)."""
+DISPATCH_WINDOW = WINDOW + 2
+"""With those that fill rows up."""
 EXPERT_WAY = 22
-"""Kernels that find which rows go to which rank, before and after their numbers are told. Operators that find them known issue none; an
-operator's price does not tell, since the order of a list decides who asks first."""
+"""Kernels that find which rows go to which rank, before and after their numbers are told. Only the first operator of a phase that reads
+these choices issues them."""
 EXPERT_EXCHANGE = EXPERT_WAY + 5
 """With those that put rows in order, and fill them up."""
 CALLS_INSIDE = 2
@@ -101,25 +105,38 @@ class Issue:
         return sum(self.given(name) and self.dtype(name) != dtype for name in names)
 
 
-def issued_kernels(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy | None = None, sizes: Sequence[int] = ()) -> int:
+def issued_kernels(
+    op: Op, tensors: Mapping[str, Tensor], strategy: Strategy | None = None, sizes: Sequence[int] = (), *, asks: bool = True
+) -> int:  # fmt: skip
     """Kernels that the host issues for an operator, with the collectives inside it.
 
     Args:
         strategy: how it is split; None gives the fewest kernels under any strategy.
         sizes: of the mesh's axes.
+        asks: of a dispatch or a combine, whether it is one of ``find_askers``.
     """
     row = find_row(op.target)
     if row is None or row.alias:
         return int(row is None)
     issue = Issue(op, row, tensors, strategy, sizes)
+    if not asks and strategy is not None and splits_experts(op, strategy):
+        known = EXPERT_WAY + CALLS_INSIDE if strategy.inner else WINDOW
+        return issued_kernels(op, tensors, strategy, sizes) - known
     if strategy is not None and strategy.inner:
         inside = sum(CALLS_INSIDE + sends_copy(item) for item in strategy.inner)
         return inside + INSIDE[f"{row.name} {way_of(strategy)}".rstrip()](issue)
     return row.issues if isinstance(row.issues, int) else FORMULAS[row.issues](issue)
 
 
-def reads_back(op: Op, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the host reads values of the operator, and so waits for the device."""
+def reads_back(op: Op, tensors: Mapping[str, Tensor], strategy: Strategy | None = None, *, asks: bool = True) -> bool:
+    """Whether the host reads values of the operator, and so waits for the device: of experts split among ranks, numbers of rows.
+
+    Args:
+        strategy: how it is split; None leaves experts whole.
+        asks: as of ``issued_kernels``.
+    """
+    if strategy is not None and splits_experts(op, strategy):
+        return asks
     row = find_row(op.target)
     return row is not None and row.name in READING and READING[row.name](Issue(op, row, tensors))
 

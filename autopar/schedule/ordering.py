@@ -19,7 +19,7 @@ from autopar.cost_models import Machine
 from autopar.cost_models.collectives import CALLS, FROM_HOST, KINDS, TO_HOST
 from autopar.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.reshard import Shapes, Step, find_reshard
-from autopar.rules import IN_ORDER, MemoryOrder, find_fusable_additions, is_alias, reads_back
+from autopar.rules import IN_ORDER, MemoryOrder, find_askers, find_fusable_additions, is_alias, reads_back
 from autopar.schedule.assignment import AGAIN, FORWARD, OUTPUT, PHASES, Assignment, Layout, Moment
 from autopar.schedule.collectives import Collective, Part
 from autopar.schedule.deferred_loss import deferred_values
@@ -62,8 +62,9 @@ class Prices:
 
     def __init__(self, graph: Graph, machine: Machine) -> None:
         self.graph, self.machine = graph, machine
-        self._runs: dict[tuple[int, int], tuple[Strategy, _Priced]] = {}
-        """By kind of operator and identity of its strategy, which is held so that no other takes it."""
+        self._runs: dict[tuple[int, int, bool], tuple[Strategy, _Priced]] = {}
+        """By kind of operator, identity of its strategy, which is held so that no other takes it, and whether it asks for rows at hand."""
+        self._askers = find_askers(graph.ops)
         self._routes: dict[object, tuple[Leg, ...]] = {}
         """By shape, dtype and the two specs."""
         self.fusable = find_fusable_additions(graph) if machine.issue_seconds else {}
@@ -73,7 +74,8 @@ class Prices:
 
     def run(self, op: Op, strategy: Strategy) -> _Priced:
         """The price of an operator; operators of one kind in one strategy share it."""
-        key = self.graph.kinds[op.name], id(strategy)
+        asks = op.name in self._askers
+        key = self.graph.kinds[op.name], id(strategy), asks
         if key not in self._runs:
             links = {link for inner in strategy.inner for link in self.machine.links(pricing.whole_axes(inner.axes, self.machine))}
             sizes = tuple(
@@ -81,8 +83,8 @@ class Prices:
                 for tensor, spec in zip(op.outputs, strategy.outputs, strict=True)
             )
             seconds = pricing.run_seconds(op, self.graph.tensors, strategy, self.machine)
-            launches = pricing.launches(op, self.graph.tensors, strategy, self.machine)
-            waits = launches is not None and reads_back(op, self.graph.tensors)
+            launches = pricing.launches(op, self.graph.tensors, strategy, self.machine, asks)
+            waits = launches is not None and reads_back(op, self.graph.tensors, strategy, asks=asks)
             self._runs[key] = strategy, _Priced(seconds, "+".join((COMPUTE, *sorted(links))), is_alias(op), sizes, launches, waits)
         return self._runs[key][1]
 

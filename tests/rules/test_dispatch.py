@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from autopar.dialect.experts import KeptPlaces
 from autopar.dialect.library import WHOLE
-from autopar.rules import bytes_moved, find_rule, issued_kernels, localize, splits_experts, strategies
+from autopar.rules import bytes_moved, find_rule, issued_kernels, localize, reads_back, splits_experts, strategies
 from autopar.rules.launches import CALLS_INSIDE
 from autopar.runtime.backends import Unequal
-from autopar.runtime.expert_exchange import find_way
+from autopar.runtime.expert_exchange import KeptWays
 from autopar.runtime.inner import BODIES
 from autopar.runtime.operators import find_function, with_tensors, with_torch_values
 from autopar.sharding import Strategy
@@ -101,6 +102,7 @@ def test_kernels_are_counted(dtype: torch.dtype, choices: int, weighted: bool) -
         with counted_kernels() as counts:
             find_function(run.op.target)(*with_tensors(with_torch_values(run.op.args), run.inputs))
         assert issued_kernels(run.op, run.tensors) == sum(counts.values()) - counts["promote_types.default"], run.op.target
+        assert not any(reads_back(run.op, run.tensors, item) for item in found(run, (2,)) if not splits_experts(run.op, item))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -117,9 +119,13 @@ def test_kernels_on_a_rank_with_some_experts_are_counted(dtype: torch.dtype, cho
         (some,) = [item for item in found(run, (2,)) if splits_experts(run.op, item) and not item.inner]
         args, _ = localize(run.op, run.tensors, some, (2,), (0,))
         given = [cut(value, spec, (2,))[0] for value, spec in zip(run.inputs, some.inputs, strict=True)]
-        with counted_kernels() as counts:
-            find_function(run.op.target)(*with_tensors(with_torch_values(args), given))
-        assert issued_kernels(run.op, run.tensors, some, (2,)) == sum(counts.values()) - counts["promote_types.default"], run.op.target
+        places = KeptPlaces()
+        for asks in (True, False):
+            with counted_kernels() as counts:
+                find_function(run.op.target)(*with_tensors(with_torch_values(args), given), places=places)
+            wanted = sum(counts.values()) - counts["promote_types.default"] + (not asks)  # the sort is kept too, and priced each time
+            assert issued_kernels(run.op, run.tensors, some, (2,), asks=asks) == wanted, run.op.target
+            assert reads_back(run.op, run.tensors, some, asks=asks) == asks == bool(counts["_local_scalar_dense.default"])
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -133,15 +139,19 @@ def test_kernels_around_an_exchange_are_counted(dtype: torch.dtype, choices: int
     runs.append(execute(COMBINE, (*runs[0].outputs, ids, weights, 4, 0, choices, dtype)))
     for run in runs:
         (sent,) = [item for item in found(run, (2,)) if item.inner]
-        args = with_tensors(with_torch_values(run.op.args), run.inputs)
-        with counted_kernels() as counts:
-            running, answer = BODIES[run.op.target.rpartition(".")[0]](1, *args, find=partial(find_way, (0,))), None
-            with contextlib.suppress(StopIteration):
-                while True:
-                    given, _ = running.send(answer)
-                    answer = given.rows if isinstance(given, Unequal) else given
-        wanted = sum(counts.values()) - counts["promote_types.default"] + CALLS_INSIDE * len(sent.inner)
-        assert issued_kernels(run.op, run.tensors, sent, (2,)) == wanted, run.op.target
+        args, ways = with_tensors(with_torch_values(run.op.args), run.inputs), KeptWays()
+        for asks in (True, False):
+            exchanges = 0
+            with counted_kernels() as counts:
+                running, answer = BODIES[run.op.target.rpartition(".")[0]](1, *args, find=partial(ways.find, (0,))), None
+                with contextlib.suppress(StopIteration):
+                    while True:
+                        given, _ = running.send(answer)
+                        answer = given.rows if isinstance(given, Unequal) else given
+                        exchanges += given is not None
+            wanted = sum(counts.values()) - counts["promote_types.default"] + CALLS_INSIDE * exchanges
+            assert issued_kernels(run.op, run.tensors, sent, (2,), asks=asks) == wanted, run.op.target
+            assert reads_back(run.op, run.tensors, sent, asks=asks) == asks == (exchanges == len(sent.inner))
 
 
 def test_bytes_of_weighed_and_plain_sums() -> None:

@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autopar
+from autopar.check import check
 from autopar.cost_models import Link, load_hardware
 from autopar.errors import InfeasibleError, UsageError
 from autopar.recording.replaying import replay
+from autopar.rules import find_askers
 from autopar.runtime import expert_exchange
 from autopar.runtime.compiling import check_fixed_sizes
 from autopar.runtime.expert_exchange import KeptWays, Told, find_way
@@ -122,6 +124,22 @@ def test_numbers_of_rows_are_told_once_a_segment(microbatches: int, operators: i
     assert told == {"once": 2 * 2 * microbatches, "each": operators * 2 * microbatches}
     assert len(kept) == 4
     assert not any(one._found for one in kept)
+
+
+@pytest.mark.parametrize("x", ["S0 R", "R R"])
+def test_the_host_waits_where_it_is_told_numbers_of_rows(x: str) -> None:
+    """Once in forward, and once in backward: whether rows travel or a rank takes those of its experts."""
+    target = target_of(1)
+    graph = autopar.capture(target.model, target.args, loss=target.loss)
+    slow = Link(1e-12, 1e4)
+    hardware = replace(load_hardware("h100-sxm"), node=slow, network=slow)
+    made = autopar.plan(graph, mesh="2", hardware=hardware, constraints={"op:dispatch": "S0 R R", "input:x": x}, execute="eager")
+    waits = [row.of for row in made.schedule if row.reads_back]
+    assert [graph.producer[name].phase for name in waits] == ["forward", "backward"]
+    assert find_askers(graph.ops) == set(waits)
+    assert check(made, graph) == ()
+    changed = tuple(row.model_copy(update={"reads_back": None}) if row.of == waits[0] else row for row in made.schedule)
+    assert any("reads_back" in str(item) for item in check(made.model_copy(update={"schedule": changed}), graph))
 
 
 def test_rows_that_cannot_be_made_as_pinned_are_not_moved_there() -> None:
