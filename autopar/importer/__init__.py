@@ -18,6 +18,7 @@ unrolling          the others, put back into the graph
 rewrite            its operators in the dialect
 moe_dispatch       rows sorted by expert, as rows dispatched to their experts
 sorted_rows        how these are followed through a graph from the sort
+finite_operators   operators that rows of zeros, with which these are filled up, may pass
 blocks             weights that are several in one (queries, keys and values), held as such
 cutting            what cuts a dim into its blocks
 block_propagation  how operators carry blocks

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from autopar import torch_compat
+from autopar.importer.finite_operators import has_margin, stays_finite
 from autopar.importer.rewrite.experts import registered
 
 aten = torch.ops.aten
@@ -366,7 +367,8 @@ _LIKE_POINTWISE = frozenset({*_CONVERSIONS, aten.masked_fill.Scalar, aten.masked
 
 
 def _keeps_rows(region: Region, node: Node) -> bool:
-    """Whether each row of the result is made of the same rows of what is in the sort's order, and of nothing else's rows."""
+    """Whether each row of the result is made of the same rows of what is in the sort's order, and of nothing else's rows; and a row of
+    zeros, with which dispatched rows are filled up, spoils no gradient."""
     if node.target is operator.getitem:
         return node.args[0].target in CUT_AT
     rows = [source for source in node.all_input_nodes if source in region.states]
@@ -383,9 +385,11 @@ def _keeps_rows(region: Region, node: Node) -> bool:
     if node.target in (aten.linear.default, aten.matmul.default, aten.mm.default):
         return node.args[0] in rows and len(rows) == 1
     if node.target is aten.layer_norm.default or node.target is aten.rms_norm.default:
-        return node.args[0] in rows and len(rows) == 1 and len(node.args[1]) < rows[0].meta["val"].dim()
+        return has_margin(node) and node.args[0] in rows and len(rows) == 1 and len(node.args[1]) < rows[0].meta["val"].dim()
     tags = getattr(node.target, "tags", ())
     if node.target not in _LIKE_POINTWISE and (torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags):
+        return False
+    if not stays_finite(node):
         return False
     rank = results[0].dim()
     apart = all(source.meta["val"].dim() < rank or source.meta["val"].shape[0] == 1 for source in rest)

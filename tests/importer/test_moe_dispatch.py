@@ -82,10 +82,10 @@ def one(model: nn.Module, x: Tensor) -> dict[tuple[str, str], Tensor]:
     return {("output", "0"): loss.detach(), **gradients}
 
 
-def check_the_same(model: nn.Module) -> list[str]:
+def check_the_same(model: nn.Module, tokens: int = TOKENS) -> list[str]:
     """The captured graph's operators, whose results are the model's."""
     torch.manual_seed(0)
-    x = torch.randn(TOKENS, WIDTH)
+    x = torch.randn(tokens, WIDTH)
     captured = capture(model, (x,))
     results = run(captured, model, {"x": x})
     for (kind, name), value in one(model, x).items():
@@ -149,6 +149,44 @@ def test_where_rows_meet_they_stay_sorted(form: Dispatch) -> None:
     found = check_the_same(Mixture(form))
     assert "autopar.grouped_mm.default" in found
     assert "autopar.expert_contract.default" not in found
+
+
+class Activated(Mixture):
+    """With an activation between two products."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        torch.manual_seed(0)
+        super().__init__(added)
+        self.activation = activation
+
+    def apart(self, rows: Tensor, ends: Tensor) -> Tensor:
+        made = F.grouped_mm(rows, self.up[:, :8].transpose(1, 2), offs=ends)
+        return F.grouped_mm(self.activation(made), self.down, offs=ends)
+
+
+STEEP = {
+    "quotient": lambda x: x / x, "logarithm": lambda x: x.square().log(), "root": lambda x: x.square().sqrt(), "inverse": torch.reciprocal,
+    "power": lambda x: x.square() ** 0.5, "over": lambda x: 1.0 / x, "norm without a margin": lambda x: F.layer_norm(x, (8,), eps=0.0),
+    "root mean square without a margin": lambda x: F.rms_norm(x, (8,), eps=0.0), "infinite": lambda x: x.masked_fill(x == 0, float("inf")),
+}  # fmt: skip
+MILD = {
+    "gelu": F.gelu, "relu": F.relu, "clamped": lambda x: x.clamp(-1, 1) * torch.sigmoid(1.7 * x), "power": lambda x: 0.1 * x**2,
+    "halves": lambda x: x / 2, "norm": lambda x: F.layer_norm(x, (8,)), "root mean square": lambda x: F.rms_norm(x, (8,), eps=1e-6),
+    "in place": lambda x: F.silu(x).mul_(x), "mean": lambda x: x - x.mean(-1, keepdim=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEEP)
+def test_what_spoils_gradients_at_zero_stays_sorted(name: str) -> None:
+    """Two rows of zeros fill up 26 choices, and their gradients would be no numbers."""
+    found = check_the_same(Activated(STEEP[name]), tokens=13)
+    assert "autopar.expert_contract.default" not in found
+
+
+@pytest.mark.parametrize("name", MILD)
+def test_what_is_finite_at_zero_is_dispatched(name: str) -> None:
+    found = check_the_same(Activated(MILD[name]), tokens=13)
+    assert "autopar.expert_contract.default" in found
 
 
 @pytest.mark.parametrize("name", ["find_order", "find_ends"])
