@@ -232,7 +232,7 @@ class SparseElimination:
             self.dropped = min(self.dropped, self.least + spare)
             self.work += SETTINGS.entry_work * most
         if count < 0:
-            self.dropped = self.least
+            self.dropped = min(self.dropped, self.least)
         return count if count >= 0 else most
 
     def _keys(self, table: Table, nodes: Sequence[int]) -> Ints:

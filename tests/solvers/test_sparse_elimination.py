@@ -119,6 +119,24 @@ def test_with_few_rows_answers_are_true_and_bounds_hold(most_rows: int) -> None:
     assert short > 10 if most_rows == 1 else proved > 10
 
 
+@pytest.mark.parametrize("most_rows", [1, 3, 10])
+def test_a_later_drop_of_rows_does_not_lift_the_bound_of_an_earlier_one(most_rows: int) -> None:
+    """Each of these eliminations drops rows several times, some of them just any."""
+    dropped = 0
+    for seed in range(60):
+        core = unreduced(frustrated(seed, nodes=9, choices=3))
+        graph, costs, messages = messages_of(core, seed % 4)
+        bound, tables = tables_of(graph, costs, messages, 1e6)
+        whole = SparseElimination(np.diff(core.node_ptr), tables, 1e6, 10_000)
+        whole.run(math.inf)
+        room = 1.5 * whole.least + 1
+        few = SparseElimination(np.diff(core.node_ptr), tables_of(graph, costs, messages, room)[1], room, most_rows)
+        few.run(math.inf)
+        assert few.bound <= whole.least + 1e-9
+        dropped += few.dropped < room
+    assert dropped > 10
+
+
 def test_work_ends_an_elimination() -> None:
     costs = [np.zeros(30, dtype=np.int64)] * 6
     edges = [(u, v, np.arange(900).reshape(30, 30) % (7 + u + v)) for u in range(6) for v in range(u)]
