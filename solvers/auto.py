@@ -51,6 +51,8 @@ def solve_without_memory(incumbent: Incumbent, core: Core) -> None:
             if rest is not None and rest.num_entries <= SETTINGS.worth_beginning * search.core.num_entries:
                 search = MessageSearch(incumbent, rest, excluded=known)
                 search.run(1)
+                if incumbent.over:
+                    return
         worth = incumbent.patient or incumbent.gap < SETTINGS.proof_gap or search.core.num_entries <= SETTINGS.exact_entries
         if attempts < len(SETTINGS.sparse_rows) and worth and "elimination" not in SETTINGS.skip:
             gap = incumbent.current_gap

@@ -1,9 +1,9 @@
 """Exact elimination in sparse tables: messages say what each row costs beyond the bound, and rows beyond a target are left out.
 
 Messages move costs between nodes and tables until nearly every table has entries of zero and none below. The constant beside them is the
-bound. Then a row of joined tables costs at least the sum of its entries, whatever the rest chooses. Where that exceeds the room between
-bound and target the row is in no answer below the target. Dense elimination needs tables of all combinations, 10^10 entries for one layer
-of ``zoo:llama3`` on 2x4 under the communication model; 7 million rows are left of them.
+bound. Then answers with a row of joined tables cost at least the sum of its entries and of the cheapest rows of other tables that agree
+with it. Where that exceeds the room between bound and target the row is in no answer below the target. Dense elimination needs tables of
+all combinations, 10^10 entries for one layer of ``zoo:llama3`` on 2x4 under the communication model; 0.7 million rows are left of them.
 
 The method is bucket elimination (Dechter, 1999) with the pruning of branch and bound.
 """
@@ -11,8 +11,7 @@ The method is bucket elimination (Dechter, 1999) with the pruning of branch and 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from .arrays import Floats, Ints
 from .incumbent import Incumbent
-from .kernels import join_rows, least_rows
+from .kernels import add_least, join_rows, least_rows
 from .kernels.constants import FAR
 from .message_search import MessageSearch
 from .pairwise import Pairs
@@ -47,8 +46,8 @@ class Eliminated(NamedTuple):
     choices: NDArray[np.int16]  # [rows]
 
 
-class TooWideError(Exception):
-    """A node has too many neighbours, or the work is spent."""
+class TooMuchWorkError(Exception):
+    """The work is spent."""
 
 
 def eliminate(incumbent: Incumbent, search: MessageSearch, most_rows: int) -> bool:
@@ -64,7 +63,7 @@ def eliminate(incumbent: Incumbent, search: MessageSearch, most_rows: int) -> bo
     choices, ends = None, True
     try:
         choices = elimination.run(SETTINGS.exact_share * incumbent.work_left)
-    except TooWideError:
+    except TooMuchWorkError:
         ends = False
     incumbent.spend(elimination.work)
     if choices is not None:
@@ -126,9 +125,11 @@ class SparseElimination:
         self.count = 0
         for table in tables:
             self._add(table)
+        self.given = self.count
+        """Tables with a lower number were given: messages leave a row of zero for nearly every choice of one of their nodes."""
         self.pairs = np.empty(most_rows, dtype=np.int64), np.empty(most_rows, dtype=np.int64)
         most_keys = max([most_rows, *(len(table.costs) for table in tables)])
-        self.slots = np.empty(1 << (2 * most_keys - 1).bit_length(), dtype=np.int64)
+        self.slots, self.kept = np.empty(1 << (2 * most_keys - 1).bit_length(), dtype=np.int64), np.empty(most_keys, dtype=np.int64)
 
     @property
     def bound(self) -> float:
@@ -142,16 +143,15 @@ class SparseElimination:
             most: work that may be spent.
 
         Raises:
-            TooWideError: a node has too many neighbours, or the work is spent.
+            TooMuchWorkError: the work is spent.
         """
         done, weights = list[Eliminated](), {node: self._weight(node) for node in range(len(self.sizes))}
         while weights:
             node = min(weights, key=lambda one: weights[one])
             del weights[node]
             scope = self._scope(node)
-            near = set[int]().union(*(self.tables[one] for one in scope))
-            numbers = sorted(number for number in near if scope.issuperset(self.all[number].nodes))
-            joined = self._joined(node, [self.all[number] for number in numbers])
+            numbers = sorted(number for number in self._numbers(scope) if scope.issuperset(self.all[number].nodes))
+            joined = self._joined(node, numbers)
             if len(joined.costs) == 0:
                 self.least = self.room
                 return None
@@ -160,14 +160,15 @@ class SparseElimination:
             nodes, kept = self._cheapest(node, joined)
             least = float(joined.costs[kept].min())
             self.least += least
-            kept = kept[joined.costs[kept] - least < self.room - self.least]
             rows = joined.rows[[joined.nodes.index(other) for other in nodes]][:, kept]
-            done.append(Eliminated(node, nodes, rows, joined.rows[joined.nodes.index(node)][kept]))
-            self._add(Table(nodes, rows, joined.costs[kept] - least))
+            rest = Table(nodes, rows, joined.costs[kept] - least)
+            wanted = self._with_others(rest, self._numbers(nodes)) < self.room - self.least
+            done.append(Eliminated(node, nodes, rows[:, wanted], joined.rows[joined.nodes.index(node)][kept[wanted]]))
+            self._add(Table(nodes, rows[:, wanted], rest.costs[wanted]))
             for other in scope - {node}:
                 weights[other] = self._weight(other)
             if self.work > most:
-                raise TooWideError
+                raise TooMuchWorkError
         choices = np.zeros(len(self.sizes), dtype=np.int64)
         for one in reversed(done):
             here = np.ones(len(one.choices), dtype=bool)
@@ -195,27 +196,55 @@ class SparseElimination:
         """The node and its neighbours."""
         return {node}.union(*(self.all[number].nodes for number in self.tables[node]))
 
-    def _joined(self, node: int, tables: Sequence[Table]) -> Table:
-        """All tables of a node as one, joined in an order in which each has as many nodes as possible in common with those before."""
-        left = sorted(tables, key=lambda table: len(table.costs))
-        joined = left.pop(0) if left else Table((node,), np.arange(self.sizes[node], dtype=np.int16)[None], np.zeros(self.sizes[node]))
+    def _numbers(self, nodes: Iterable[int]) -> set[int]:
+        """Numbers of the tables of nodes."""
+        return set[int]().union(*(self.tables[node] for node in nodes))
+
+    def _joined(self, node: int, numbers: Sequence[int]) -> Table:
+        """The numbered tables as one, joined in an order in which each has as many nodes as possible in common with those before."""
+        if not numbers:
+            return Table((node,), np.arange(self.sizes[node], dtype=np.int16)[None], np.zeros(self.sizes[node]))
+        left = sorted(numbers, key=lambda number: len(self.all[number].costs))
+        used = {left[0]}
+        joined = self.all[left.pop(0)]
         while left:
             known = set(joined.nodes)
-            turn = max(range(len(left)), key=lambda one: (len(known & set(left[one].nodes)) / len(left[one].nodes), -one))
-            joined = self._join(joined, left.pop(turn))
+            shares = [len(known & set(self.all[number].nodes)) / len(self.all[number].nodes) for number in left]
+            number = left.pop(max(range(len(left)), key=lambda place: (shares[place], -place)))
+            used.add(number)
+            other = self.all[number]
+            near = self._numbers(joined.nodes) - used
+            far = self._numbers(other.nodes) - near - used
+            joined = self._join(joined, self._with_others(joined, near), other, self._with_others(other, far))
         return joined
 
-    def _join(self, one: Table, other: Table) -> Table:
-        """The rows of both that agree in common nodes and cost less than the room."""
+    def _with_others(self, table: Table, numbers: Iterable[int]) -> Floats:
+        """What answers with each row of a table cost at least: the row, and the cheapest that agrees with it of each table made since."""
+        total = table.costs.copy()
+        for number in sorted(number for number in numbers if number >= self.given):
+            other = self.all[number]
+            common = [node for node in table.nodes if node in other.nodes]
+            mine, keys = self._keys(common, table, other)
+            slots = self.slots[: 1 << (2 * len(keys) - 1).bit_length()]
+            add_least(total, mine, keys, other.costs, slots, self.kept)
+            self.work += SETTINGS.lookup_work * (len(total) + len(keys))
+        return total
+
+    def _join(self, one: Table, one_least: Floats, other: Table, other_least: Floats) -> Table:
+        """The rows of both that agree in common nodes, where answers with them may cost less than the room.
+
+        Args:
+            one_least, other_least: what answers with a row cost at least, each table's share. The sum of both holds for a pair.
+        """
         common = [node for node in one.nodes if node in other.nodes]
-        mine, its = self._keys(one, common), self._keys(other, common)
-        order = np.lexsort((other.costs, its))
+        mine, its = self._keys(common, one, other)
+        order = np.lexsort((other_least, its))
         starts = np.flatnonzero(np.diff(its[order], prepend=-1))
         keys = its[order][starts]
         place = np.minimum(np.searchsorted(keys, mine), len(keys) - 1) if len(keys) else np.zeros(len(mine), dtype=np.int64)
         group = np.where(keys[place] == mine, place, -1) if len(keys) else np.full(len(mine), -1)
         ptr = np.append(starts, len(order))
-        count = self._pair(group, one.costs, ptr, other.costs[order])
+        count = self._pair(group, one_least, ptr, other_least[order])
         self.work += SETTINGS.row_work * (len(mine) + len(its) + count)
         left, right = self.pairs[0][:count], order[self.pairs[1][:count]]
         new = [place for place, node in enumerate(other.nodes) if node not in one.nodes]
@@ -232,20 +261,24 @@ class SparseElimination:
             self.dropped = min(self.dropped, self.least + spare)
             self.work += SETTINGS.entry_work * most
         if count < 0:
-            self.dropped = self.least
+            self.dropped = min(self.dropped, self.least)
         return count if count >= 0 else most
 
-    def _keys(self, table: Table, nodes: Sequence[int]) -> Ints:
-        """A number for each row that is the same where the choices of ``nodes`` are."""
-        if math.fsum(self.logs[node] for node in nodes) >= KEY_BITS:
-            raise TooWideError
-        places = [table.nodes.index(node) for node in nodes]
-        zero = np.zeros(len(table.costs), dtype=np.int64)
-        return reduce(lambda key, place: key * self.sizes[table.nodes[place]] + table.rows[place], places, zero)
+    def _keys(self, nodes: Sequence[int], *tables: Table) -> list[Ints]:
+        """A number for each row of each table that is the same where the choices of ``nodes`` are."""
+        keys, bits = [np.zeros(len(table.costs), dtype=np.int64) for table in tables], 0.0
+        for node in nodes:
+            if bits + self.logs[node] >= KEY_BITS:
+                numbers = np.unique(np.concatenate(keys), return_inverse=True)[1]
+                keys = np.split(numbers, np.cumsum([len(key) for key in keys])[:-1])
+                bits = math.log2(len(numbers) + 1)
+            keys = [key * self.sizes[node] + table.rows[table.nodes.index(node)] for key, table in zip(keys, tables, strict=True)]
+            bits += self.logs[node]
+        return keys
 
     def _cheapest(self, node: int, joined: Table) -> tuple[tuple[int, ...], Ints]:
         """The other nodes of a table, and the number of the cheapest row for each combination of their choices."""
         nodes = tuple(other for other in joined.nodes if other != node)
         kept = np.empty(len(joined.costs), dtype=np.int64)
         slots = self.slots[: 1 << (2 * len(kept) - 1).bit_length()]
-        return nodes, kept[: least_rows(self._keys(joined, nodes), joined.costs, slots, kept)]
+        return nodes, kept[: least_rows(self._keys(nodes, joined)[0], joined.costs, slots, kept)]

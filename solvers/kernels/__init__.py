@@ -9,7 +9,7 @@
     trws          message passing, its bound and its reduced costs
     layout        tables copied from one layout to another
     elimination   best choices of nearly all nodes at once
-    joins         rows of sparse tables paired and thinned
+    joins         rows of sparse tables paired, thinned, and what others add to them
     lns_moves     which of the proposed changes are taken
     timetables    the clock of a pipeline's timetable, orders made by rules, local search over orders
     order_tree    branch and bound over the orders of a pipeline
@@ -42,6 +42,7 @@ COMPILED = not any(
 """Whether all kernels run as machine code."""
 
 accept_groups = on_arrays(_lns_moves.accept_groups)
+add_least = on_arrays(_joins.add_least)
 bound_rest = on_arrays(_order_tree.bound_rest)
 certify = on_arrays(_trws.certify)
 compact_tables = on_arrays(_layout.compact_tables)
@@ -71,8 +72,8 @@ trace = on_arrays(_log.trace)
 wake = on_arrays(_presolve.wake)
 
 __all__ = [
-    "COMPILED", "accept_groups", "bound_rest", "certify", "compact_tables", "copy_open_entries", "dominate", "explore", "extrapolate",
-    "fill_reduced_costs", "fill_tails", "gather_beliefs", "group_changes", "improve_orders", "join_rows", "least_rows", "link",
-    "maximal_times", "orient_tables", "pass_both", "plan_order", "replay", "run_orders", "run_queues", "run_warm_ups", "schedule_by_list",
-    "sweep", "trace", "wake",
+    "COMPILED", "accept_groups", "add_least", "bound_rest", "certify", "compact_tables", "copy_open_entries", "dominate", "explore",
+    "extrapolate", "fill_reduced_costs", "fill_tails", "gather_beliefs", "group_changes", "improve_orders", "join_rows", "least_rows",
+    "link", "maximal_times", "orient_tables", "pass_both", "plan_order", "replay", "run_orders", "run_queues", "run_warm_ups",
+    "schedule_by_list", "sweep", "trace", "wake",
 ]  # fmt: skip
