@@ -33,6 +33,7 @@ from autopar.runtime.inner import Answer, Request, body
 from autopar.runtime.kernels import assign, write_call, write_operator
 from autopar.runtime.loss_gradient import begin_gradient
 from autopar.runtime.loss_tail import Tail, loss_tail
+from autopar.runtime.means import Mean, find_means
 from autopar.runtime.mixed_norms import check_norms
 from autopar.runtime.offloading import Transfer
 from autopar.runtime.operators import find_function, find_operator, named_results, takes_device, with_tensors, with_torch_values
@@ -238,10 +239,12 @@ class _Binding:
         self.dispatched = find_dispatched(schedule.graph)
         self.buffer_writes = find_buffer_writes(schedule) if in_place else {}
         self.counters = find_counters(schedule, self.buffer_writes)
-        self.gradient_pairs = find_gradient_pairs(schedule, parts)
+        self.gradient_pairs, self.means = find_gradient_pairs(schedule, parts), find_means(schedule, parts)
         self.done = {*self.gradient_pairs.values(), *(pair.addition for pair in self.pairs.values())}
         self.done.update(index for group in self.counters.values() for index in group[:-1])
+        self.done.update(index for mean in self.means.values() for index in mean.places[1:])
         self.unmade = {schedule.instructions[index].writes[0] for index in self.pairs}
+        self.unmade.update(schedule.instructions[index].writes[0] for mean in self.means.values() for index in mean.places[:-1])
         self.maker = {value: item.of for item in schedule.instructions if item.kind == "run" for value in item.writes}
         read = {value: index for index, item in enumerate(schedule.instructions) if item.kind != "free" for value in item.reads}
         freed = {value for item in schedule.instructions if item.kind == "free" for value in item.reads}
@@ -291,6 +294,9 @@ class _Binding:
             return
         if index in self.counters:
             self.count(code, self.counters[index])
+            return
+        if index in self.means:
+            self.average(code, self.means[index])
             return
         operation, reads, writes = self.schedule.operations[item.of], item.reads, item.writes
         if operation.strategy.inner:
@@ -347,6 +353,15 @@ class _Binding:
             code.add(f"{code.object(add_to_each)}([{', '.join(buffers)}], {code.object(number)})")
             for item, buffer in zip(items, buffers, strict=True):
                 code.add(f"{code.write(item.writes[0], place)} = {buffer}")
+
+    def average(self, code: Code, mean: Mean) -> None:
+        """Runs the operators of a mean as one."""
+        op = self.schedule.operations[self.schedule.instructions[mean.places[-1]].of].op
+        args, kwargs = with_torch_values(mean.args), with_torch_values(dict(mean.kwargs))
+        for place in range(code.hosted):
+            given = [code.read(value, place) for value in mean.reads]
+            expression = write_call(code, self.function(mean.target), args, kwargs, given)
+            assign(code, op, [code.write(value, place) for value in mean.writes], expression)
 
     def function(self, target: str) -> Callable[..., Any]:
         """What runs for an operator."""
