@@ -171,9 +171,15 @@ class Step:
 
     @cached_property
     def kept_inputs(self) -> Sequence[str]:
-        """The graph inputs whose memory backward reads, without the buffers that a call changes."""
+        """The user's tensors whose memory backward reads, without the buffers that a call changes."""
         storage, changed = self.executable.schedule.storage, {buffer for buffer, _ in self.updates}
-        return sorted({storage[name] for name in self.executable.kept} & {item.tensor for item in self.graph.inputs} - changed)
+        owned = {item.tensor for item in (*self.weight_of.values(), *self.given)}
+        return sorted({storage[name] for name in self.executable.kept} & owned - changed)
+
+    @cached_property
+    def left_as_made(self) -> Set[str]:
+        """The values that leave whole, in memory that no later call changes."""
+        return {value for _, value in self.leaving if self.spec(value).is_replicated} - self.overwritten
 
     @cached_property
     def parameters(self) -> Set[str]:
@@ -307,6 +313,8 @@ class Step:
 
     def leave(self, value: str, tensor: torch.Tensor) -> torch.Tensor:
         """A value for the user: plain when it is whole on every rank, else as ``outputs`` says. Collective where it is made whole."""
+        if value in self.left_as_made:
+            return tensor.detach()
         spec = self.spec(value)
         tensor = tensor.clone() if value in self.overwritten else tensor
         if spec.is_replicated:
@@ -324,8 +332,9 @@ class TrainingStep(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.call, ctx.trained = call, [tensor if isinstance(tensor, DTensor) else None for tensor in trained]
         outputs = call.forward(keep=True)
-        named = zip(outputs, call.names, strict=True)
-        ctx.mark_non_differentiable(*(tensor for tensor, name in named if not call.differentiable(name, tensor)))
+        others = [tensor for tensor, name in zip(outputs, call.names, strict=True) if not call.differentiable(name, tensor)]
+        if others:
+            ctx.mark_non_differentiable(*others)
         return outputs
 
     @staticmethod
@@ -363,12 +372,14 @@ class Call:
     def differentiable(self, name: str, tensor: torch.Tensor) -> bool:
         """Whether gradients of this output may be asked for: it has a tangent, or it is the loss or one that comes of what trains, whose
         gradient the plan does not take (see ``backward``): without a word it would be missing."""
-        if self.tangents or name == self.loss:
-            return name in self.tangents or name == self.loss
+        if name == self.loss:
+            return True
+        if self.tangents:
+            return name in self.tangents
         output = next(output for output, _ in self.leaving if output.name == name)
         return tensor.is_floating_point() and output.tensor in self.step.trained_into
 
-    @property
+    @cached_property
     def loss(self) -> str | None:
         """The output whose gradient the graph takes as 1, when there are no tangents."""
         return "loss" if "loss" in self.names and not self.tangents else None
@@ -394,9 +405,10 @@ class Call:
     def _read_later(self, outputs: Sequence[torch.Tensor]) -> Unchanged:
         """What backward reads of the user's tensors, and of the memory that other programs write. Of buffers that this one changes it has
         copies; of outputs no more than what shares memory with them: they themselves lead back to here."""
-        owned = [name for name in self.step.kept_inputs if name in self.owners]
-        leaving = zip(self.leaving, outputs, strict=True)
-        shared = [(f"output {output.name}", one.detach()) for (output, value), one in leaving if value in self.step.kept_outputs]
+        owned, shared = self.step.kept_inputs, []
+        if self.step.kept_outputs:
+            leaving = zip(self.leaving, outputs, strict=True)
+            shared = [(f"output {output.name}", one.detach()) for (output, value), one in leaving if value in self.step.kept_outputs]
         tensors = [*map(self.owners.__getitem__, owned), *map(self.locals.__getitem__, owned), *(one for _, one in shared)]
         return Unchanged([*owned, *owned, *(name for name, _ in shared)], tensors)
 
@@ -439,7 +451,8 @@ class Call:
             if gradient is not None and name not in self.tangents and name != self.loss:
                 hint = "compute with it in forward, or detach() it; without a scalar called loss the gradients of all outputs are taken"
                 raise UsageError(f"the output {name} is part of what backward runs from, the plan has gradients of the loss alone", hint)
-        values, scale, asked = self.saved.take(keep=keep), None, set[str]()
+        values, scale = self.saved.take(keep=keep), None
+        asked: set[str] = set()
         for name, gradient in zip(self.names, gradients, strict=True):
             if name in self.tangents:
                 asked.update([] if gradient is None else [self.tangents[name].tensor])
@@ -496,7 +509,8 @@ class Call:
             given: the gradient of the loss.
         """
         assert self.saved is not None
-        taken, found, fresh, copied = self._taken(made, given), list[torch.Tensor | None](), self.step.fresh, self.saved.kept
+        taken, fresh, copied = self._taken(made, given), self.step.fresh, self.saved.kept
+        found: list[torch.Tensor | None] = []
         for value in wanted:
             if value is None:
                 found.append(None)
