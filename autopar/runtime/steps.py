@@ -32,7 +32,7 @@ from autopar.runtime.placement import local_part, to_placements
 from autopar.runtime.saved_values import Saved, Unchanged
 from autopar.runtime.weights import Place
 from autopar.sharding import Blocks, ShardingSpec
-from autopar.torch_compat import dtensor_like, keeps_autograd_graph, split_factor_of, store_gradients
+from autopar.torch_compat import copy_each, dtensor_like, dtensors_like, keeps_autograd_graph, split_factor_of, store_gradients
 
 
 @dataclass(frozen=True)
@@ -187,9 +187,9 @@ class Step:
         return {item.tensor for item in self.graph.of_kind("parameter")}
 
     @cached_property
-    def laid_alike(self) -> Set[str]:
+    def laid_alike(self) -> frozenset[str]:
         """Those of them that have the dims of the module's parameters."""
-        return self.parameters - self.blocks.keys()
+        return frozenset(self.parameters - self.blocks.keys())
 
     @cached_property
     def blocks(self) -> Mapping[str, Blocks]:
@@ -366,6 +366,8 @@ class Call:
         self.number, self.observed = number, observed
         self.leaving, self.tangents = step.leaving, step.tangents
         self.names = [output.name for output, _ in self.leaving]
+        self.loss: str | None = "loss" if "loss" in self.names and not self.tangents else None
+        """The output whose gradient the graph takes as 1, when there are no tangents."""
         self.saved: Saved | None = None
         self.arrival: Arrival | None = None
 
@@ -378,11 +380,6 @@ class Call:
             return name in self.tangents
         output = next(output for output, _ in self.leaving if output.name == name)
         return tensor.is_floating_point() and output.tensor in self.step.trained_into
-
-    @cached_property
-    def loss(self) -> str | None:
-        """The output whose gradient the graph takes as 1, when there are no tangents."""
-        return "loss" if "loss" in self.names and not self.tangents else None
 
     def forward(self, *, keep: bool) -> tuple[torch.Tensor, ...]:
         """The outputs in order; what the backward pass needs is kept when asked."""
@@ -435,8 +432,8 @@ class Call:
         updates = [(own, value) for buffer, value in self.step.updates if (own := self.locals[buffer]) is not values[value]]
         # the others were changed where they lie
         new = [values[value].clone() if value in overwritten else values[value] for _, value in updates]
-        for (own, _), tensor in zip(updates, new, strict=True):
-            own.copy_(tensor)
+        if updates:
+            copy_each([own for own, _ in updates], new)
 
     @torch.no_grad()
     def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:
@@ -469,12 +466,13 @@ class Call:
             for local in found:
                 if local is not None:
                     local.mul_(scale)
-        alike, owners = self.step.laid_alike, self.owners
+        kept = [local for local in found if local is not None]
+        if len(kept) == len(found) and self.step.laid_alike.issuperset(self.trained):
+            return dtensors_like(kept, [self.owners[tensor] for tensor in self.trained])
         return [
-            None if local is None or value is None
-            else dtensor_like(local, owners[tensor]) if tensor in alike else self._leave(tensor, value, local)
+            None if local is None or value is None else self._leave(tensor, value, local)
             for tensor, value, local in zip(self.trained, wanted, found, strict=True)
-        ]  # fmt: skip
+        ]
 
     def _is_reached(self, tensor: str, asked: Set[str]) -> bool:
         """Whether the gradient of a graph input comes of the tangents that backward is asked for."""
@@ -509,14 +507,14 @@ class Call:
             given: the gradient of the loss.
         """
         assert self.saved is not None
-        taken, fresh, copied = self._taken(made, given), self.step.fresh, self.saved.kept
+        taken, fresh, apart, copied = self._taken(made, given), self.step.fresh, self.step.apart, self.saved.kept
         found: list[torch.Tensor | None] = []
         for value in wanted:
             if value is None:
                 found.append(None)
                 continue
             tensor = made[value]
-            if value in self.step.apart:
+            if value in apart:
                 whole, place = True, tensor.data_ptr()
             else:
                 storage = tensor.untyped_storage()
