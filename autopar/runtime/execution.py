@@ -43,7 +43,7 @@ from autopar.schedule import Instruction, Schedule
 from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import BEFORE_ALL, Operation
 from autopar.schedule.splitting import find_once_part, find_weight_part
-from autopar.torch_compat import add_to_each, shares_memory
+from autopar.torch_compat import add_to_each, shares_memory, sums_with
 
 AS_A_RESULT: Mapping[str, str] = {stored: made for made, stored in STORING.items()}
 """From an operator that changes its input to the one that gives the same in a new tensor."""
@@ -238,7 +238,7 @@ class _Binding:
         self.pairs, self.tail, self.places = pairs_of(schedule, in_place), tail, KeptPlaces()
         self.dispatched = find_dispatched(schedule.graph)
         self.buffer_writes = find_buffer_writes(schedule) if in_place else {}
-        self.counters = find_counters(schedule, self.buffer_writes)
+        self.counters = find_counters(schedule, find_buffer_writes(schedule))
         self.gradient_pairs, self.means = find_gradient_pairs(schedule, parts), find_means(schedule, parts)
         self.done = {*self.gradient_pairs.values(), *(pair.addition for pair in self.pairs.values())}
         self.done.update(index for group in self.counters.values() for index in group[:-1])
@@ -345,14 +345,18 @@ class _Binding:
             code.add(f"del {', '.join(dense.values())}")
 
     def count(self, code: Code, group: Sequence[int]) -> None:
-        """Adds a number to buffers where they lie, in one call."""
+        """Adds a number to buffers in one call, where they lie, but for a trace."""
         items = [self.schedule.instructions[index] for index in group]
         number = self.schedule.operations[items[0].of].op.args[1]
         for place in range(code.hosted):
             buffers = [code.read(item.reads[0], place) for item in items]
-            code.add(f"{code.object(add_to_each)}([{', '.join(buffers)}], {code.object(number)})")
-            for item, buffer in zip(items, buffers, strict=True):
-                code.add(f"{code.write(item.writes[0], place)} = {buffer}")
+            call = f"{code.object(add_to_each if self.in_place else sums_with)}([{', '.join(buffers)}], {code.object(number)})"
+            made = [code.write(item.writes[0], place) for item in items]
+            if self.in_place:
+                code.add(call)
+                code.add(f"{', '.join(made)} = {', '.join(buffers)}")
+            else:
+                code.add(f"{', '.join(made)} = {call}")
 
     def average(self, code: Code, mean: Mean) -> None:
         """Runs the operators of a mean as one."""
