@@ -70,7 +70,22 @@ class Graphs:
         """What forward takes: graph inputs but tangents, and what is made before the first microbatch."""
         return (*(item.tensor for item in self.schedule.graph.inputs if item.kind != "tangent"), *self.schedule.kept_values)
 
-    @property
+    @cached_property
+    def left(self) -> tuple[str, ...]:
+        """What forward gives."""
+        return *leaving(self.schedule), *self.kept
+
+    @cached_property
+    def taken(self) -> tuple[str, ...]:
+        """What backward takes."""
+        return *self.kept, *(item.tensor for item in self.schedule.graph.of_kind("tangent")), *self.schedule.sums
+
+    @cached_property
+    def made(self) -> tuple[str, ...]:
+        """What backward of the last microbatch gives."""
+        return gradients(self.schedule)
+
+    @cached_property
     def weighted(self) -> bool:
         """Whether backward takes the loss's gradient, last."""
         return _weighted(self.schedule)
@@ -80,8 +95,7 @@ class Graphs:
         if self.run_first is None:
             return
         (values,) = ranks
-        with torch.no_grad():
-            found = self.run_first(*(values[item.tensor] for item in self.schedule.graph.inputs if item.kind in STORED))
+        found = run_plain(self.run_first, [values[item.tensor] for item in self.schedule.graph.inputs if item.kind in STORED])
         values.update(zip(self.schedule.kept_values, found, strict=True))
         if observed is not None:
             observed += self.first_collectives
@@ -89,10 +103,10 @@ class Graphs:
     def forward(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
         """As ``Executable.forward``."""
         (values,) = ranks
-        with torch.no_grad(), raise_index_errors():
-            found = self.run_forward(*(values[name] for name in self.entering))
+        with raise_index_errors():
+            found = run_plain(self.run_forward, [values[name] for name in self.entering])
         values.clear()
-        values.update(zip((*leaving(self.schedule), *self.kept), found, strict=True))
+        values.update(zip(self.left, found, strict=True))
         if observed is not None:
             observed += self.collectives[0]
 
@@ -101,15 +115,13 @@ class Graphs:
         run = self.run_backward if last else self.run_repeated
         if run is None:
             return
-        names = (*self.kept, *(item.tensor for item in self.schedule.graph.of_kind("tangent")), *self.schedule.sums)
         (values,) = ranks
-        tensors = [values[name] for name in names]
+        tensors = [values[name] for name in self.taken]
         if self.weighted:
             tensors.append(given_loss_gradient())
         values.clear()
-        with torch.no_grad():
-            found = run(*tensors)
-        values.update(zip(gradients(self.schedule) if last else self.schedule.sums, found, strict=True))
+        found = run_plain(run, tensors)
+        values.update(zip(self.made if last else self.schedule.sums, found, strict=True))
         if observed is not None:
             observed += self.collectives[1] if last else self.repeated_collectives
 
@@ -119,6 +131,14 @@ class Graphs:
         others = (self.backward_graph, self.repeated_graph, self.first_graph)
         backward, repeated, first = (None if graph is None else torch.compile(graph, fullgraph=True, **options) for graph in others)
         return replace(self, run_forward=forward, run_backward=backward, run_repeated=repeated, run_first=first)
+
+
+def run_plain(run: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
+    """Runs a graph outside autograd, which is off already within an ``autograd.Function``."""
+    if not torch.is_grad_enabled():
+        return run(*tensors)
+    with torch.no_grad():
+        return run(*tensors)
 
 
 def leaving(schedule: Schedule) -> tuple[str, ...]:
