@@ -52,11 +52,12 @@ def choose_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: 
     Raises:
         UsageError: the first time, a kernel of the GPU that gives other numbers than the formula.
     """
-    fused = q.dim() == 4 and q.shape[3] == k.shape[3] == v.shape[3] and min(*q.shape, *k.shape) > 0
-    if not fused or not q.dtype == k.dtype == v.dtype:
+    queries, keys, dtype = q.shape, k.shape, q.dtype
+    fused = len(queries) == 4 and queries[3] == keys[3] == v.shape[3] and 0 not in queries and 0 not in keys
+    if not fused or not dtype == k.dtype == v.dtype:
         return "math"
     if q.device.type == "cpu":
-        return "cpu" if q.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16) else "math"
+        return "cpu" if dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16) else "math"
     return _choose_on_gpu(q, k, v, mask, causal, backward) if q.device.type == "cuda" else "math"
 
 
