@@ -22,11 +22,9 @@ from autopar.dialect.library import define, wide_dtype
 
 
 def _heads_last(tensor: Tensor) -> Tensor:
-    """The same ``[b, h, s, d]`` values, in memory as ``[b, s, h, d]``, where kernels on CPUs leave them."""
-    _, h, s, d = tensor.shape
-    if tensor.stride() == (h * s * d, d, h * d, 1):
-        return tensor
-    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+    """The same ``[b, h, s, d]`` values, in memory as ``[b, s, h, d]``: the tensor itself where it lies so."""
+    lying = tensor.transpose(1, 2)
+    return tensor if lying.is_contiguous() else lying.contiguous().transpose(1, 2)
 
 
 def _empty_heads_last(like: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -48,16 +46,19 @@ class _Stretch(NamedTuple):
         return tensor if length == tensor.shape[2] else tensor.narrow(2, self.start, length)
 
 
-def _stretches(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, offset: int) -> list[_Stretch]:
-    """The kernel calls that attention is made of: one when it is not causal or ``offset`` is 0.
+def _in_one_call(q: Tensor, k: Tensor, causal: bool, offset: int) -> bool:
+    """Whether one kernel call takes all keys as they are, as mostly: each is seen by some query, and queries begin where keys do."""
+    return not causal or (offset == 0 and k.shape[2] <= q.shape[2])
+
+
+def _stretches(q: Tensor, k: Tensor, mask: Tensor | None, offset: int) -> list[_Stretch]:
+    """The kernel calls that causal attention is made of: one when ``offset`` is 0.
 
     Keys before ``offset`` are seen by every query, those at the queries' own places by the later of them, those behind by none: a call
     without causality, a square call with it, and nothing. So it does not matter where a kernel starts the diagonal of a rectangle.
     With a mask there is one call, causality written into the mask: fused kernels give no ``lse`` for a query that sees none of its keys.
     """
     s, t = q.shape[2], k.shape[2]
-    if not causal:
-        return [_Stretch(0, t, mask, False)]
     stop = min(t, offset + s)
     if mask is None:
         if offset == 0:
@@ -97,7 +98,10 @@ def _attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, dropout: float, offset: int
 ) -> tuple[Tensor, Tensor]:
     _refuse_dropout(dropout)
-    stretches = _stretches(q, k, mask, causal, offset)
+    if _in_one_call(q, k, causal, offset):
+        out, lse = run_forward(q, k, v, mask, causal, scale)
+        return _heads_last(out), lse.to(wide_dtype(q.dtype)).contiguous()
+    stretches = _stretches(q, k, mask, offset)
     out, lse = _merged([run_forward(q, item.of(k), item.of(v), item.mask, item.causal, scale) for item in stretches], q.dtype)
     return _heads_last(out), lse.to(wide_dtype(q.dtype)).contiguous()
 
@@ -117,7 +121,10 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """With ``out`` and ``lse`` over all keys, each stretch of keys gives its own gradient and an addend of the queries'."""
     _refuse_dropout(dropout)
-    stretches = _stretches(q, k, mask, causal, offset)
+    if _in_one_call(q, k, causal, offset):
+        to_q, to_k, to_v = run_backward(grad, q, k, v, out, lse, mask, causal, scale)
+        return _heads_last(to_q), _heads_last(to_k), _heads_last(to_v)
+    stretches = _stretches(q, k, mask, offset)
     found = [run_backward(grad, q, item.of(k), item.of(v), out, lse, item.mask, item.causal, scale) for item in stretches]
     dq, dk, dv = zip(*found, strict=True)
     return _heads_last(sum(dq[1:], dq[0])), _joined(list(dk), stretches, k), _joined(list(dv), stretches, v)

@@ -55,8 +55,8 @@ def choose_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: 
     Raises:
         UsageError: the first time, a kernel of the GPU that gives other numbers than the formula.
     """
-    size, dtype = q.shape[-1], q.dtype
-    fused = q.dim() == 4 and size == k.shape[3] == v.shape[3] and q.numel() and k.numel()
+    queries, keys, dtype = q.shape, k.shape, q.dtype
+    fused = len(queries) == 4 and queries[3] == keys[3] == v.shape[3] and 0 not in queries and 0 not in keys
     if not fused or not dtype == k.dtype == v.dtype:
         return "math"
     if q.device.type == "cpu":

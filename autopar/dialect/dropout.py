@@ -6,8 +6,7 @@ changes the seed where the tensor is split. ``random_step`` moves all seeds on, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from autopar.dialect.library import define
+from autopar.scopes import Scope
 
 _STEP: ContextVar[int] = ContextVar("autopar_random_step", default=0)
 MakeGenerator = Callable[[torch.device, int], torch.Generator]
@@ -22,14 +22,9 @@ MakeGenerator = Callable[[torch.device, int], torch.Generator]
 _PREPARED: ContextVar[MakeGenerator | None] = ContextVar("autopar_prepared_draws", default=None)
 
 
-@contextmanager
-def random_step(step: int) -> Iterator[None]:
+def random_step(step: int) -> Scope:
     """Run dropout with the masks of this training step; all ranks must give the same number."""
-    token = _STEP.set(step)
-    try:
-        yield
-    finally:
-        _STEP.reset(token)
+    return Scope(_STEP, step)
 
 
 def this_step() -> int:
@@ -37,14 +32,9 @@ def this_step() -> int:
     return _STEP.get()
 
 
-@contextmanager
-def prepared_draws(make: MakeGenerator) -> Iterator[None]:
+def prepared_draws(make: MakeGenerator) -> Scope:
     """Within it each draw takes the generator that ``make`` gives, instead of a new one."""
-    token = _PREPARED.set(make)
-    try:
-        yield
-    finally:
-        _PREPARED.reset(token)
+    return Scope(_PREPARED, make)
 
 
 def generator(device: torch.device, seed: int) -> torch.Generator:

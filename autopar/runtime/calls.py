@@ -211,6 +211,11 @@ class CallTree:
         bound.apply_defaults()
         return (), dict(bound.arguments)
 
+    @cached_property
+    def gives_one_tensor(self) -> bool:
+        """Whether the result is a tensor."""
+        return is_leaf(read_plain(self.arguments["outputs"]))
+
     def result(self, outputs: Mapping[str, Any]) -> Any:
         """The outputs, by tensor name, in the nesting of the captured result: lists come back as tuples, dataclasses and named tuples as
         their own class where it is known, other named parts as a ``Record``."""

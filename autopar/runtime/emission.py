@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from operator import getitem
 from typing import Any
 
 import torch
@@ -21,13 +22,13 @@ from autopar.graph import Ref
 from autopar.runtime.code import Code
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.execution import Executable, own_shape
-from autopar.runtime.index_check import raise_index_errors
+from autopar.runtime.index_check import find_checked, raise_index_errors
 from autopar.runtime.kernels import write_call
 from autopar.runtime.loss_gradient import given_loss_gradient, is_narrow, loss_gradient
 from autopar.runtime.operators import find_function
 from autopar.runtime.whole_operands import FIRST_EXPERT
 from autopar.schedule import Schedule
-from autopar.torch_compat import fake_mode, is_operator, trace_operators
+from autopar.torch_compat import draws, fake_mode, is_assertion, is_operator, trace_operators
 
 STORED = ("parameter", "buffer", "constant")
 """The kinds of graph inputs that all microbatches have alike."""
@@ -69,7 +70,22 @@ class Graphs:
         """What forward takes: graph inputs but tangents, and what is made before the first microbatch."""
         return (*(item.tensor for item in self.schedule.graph.inputs if item.kind != "tangent"), *self.schedule.kept_values)
 
-    @property
+    @cached_property
+    def left(self) -> tuple[str, ...]:
+        """What forward gives."""
+        return *leaving(self.schedule), *self.kept
+
+    @cached_property
+    def taken(self) -> tuple[str, ...]:
+        """What backward takes."""
+        return *self.kept, *(item.tensor for item in self.schedule.graph.of_kind("tangent")), *self.schedule.sums
+
+    @cached_property
+    def made(self) -> tuple[str, ...]:
+        """What backward of the last microbatch gives."""
+        return gradients(self.schedule)
+
+    @cached_property
     def weighted(self) -> bool:
         """Whether backward takes the loss's gradient, last."""
         return _weighted(self.schedule)
@@ -79,8 +95,7 @@ class Graphs:
         if self.run_first is None:
             return
         (values,) = ranks
-        with torch.no_grad():
-            found = self.run_first(*(values[item.tensor] for item in self.schedule.graph.inputs if item.kind in STORED))
+        found = run_plain(self.run_first, [values[item.tensor] for item in self.schedule.graph.inputs if item.kind in STORED])
         values.update(zip(self.schedule.kept_values, found, strict=True))
         if observed is not None:
             observed += self.first_collectives
@@ -88,10 +103,10 @@ class Graphs:
     def forward(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
         """As ``Executable.forward``."""
         (values,) = ranks
-        with torch.no_grad(), raise_index_errors():
-            found = self.run_forward(*(values[name] for name in self.entering))
+        with raise_index_errors():
+            found = run_plain(self.run_forward, [values[name] for name in self.entering])
         values.clear()
-        values.update(zip((*leaving(self.schedule), *self.kept), found, strict=True))
+        values.update(zip(self.left, found, strict=True))
         if observed is not None:
             observed += self.collectives[0]
 
@@ -100,15 +115,13 @@ class Graphs:
         run = self.run_backward if last else self.run_repeated
         if run is None:
             return
-        names = (*self.kept, *(item.tensor for item in self.schedule.graph.of_kind("tangent")), *self.schedule.sums)
         (values,) = ranks
-        tensors = [values[name] for name in names]
+        tensors = [values[name] for name in self.taken]
         if self.weighted:
             tensors.append(given_loss_gradient())
         values.clear()
-        with torch.no_grad():
-            found = run(*tensors)
-        values.update(zip(gradients(self.schedule) if last else self.schedule.sums, found, strict=True))
+        found = run_plain(run, tensors)
+        values.update(zip(self.made if last else self.schedule.sums, found, strict=True))
         if observed is not None:
             observed += self.collectives[1] if last else self.repeated_collectives
 
@@ -118,6 +131,14 @@ class Graphs:
         others = (self.backward_graph, self.repeated_graph, self.first_graph)
         backward, repeated, first = (None if graph is None else torch.compile(graph, fullgraph=True, **options) for graph in others)
         return replace(self, run_forward=forward, run_backward=backward, run_repeated=repeated, run_first=first)
+
+
+def run_plain(run: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
+    """Runs a graph outside autograd, which is off already within an ``autograd.Function``."""
+    if not torch.is_grad_enabled():
+        return run(*tensors)
+    with torch.no_grad():
+        return run(*tensors)
 
 
 def leaving(schedule: Schedule) -> tuple[str, ...]:
@@ -187,8 +208,9 @@ def emit(executable: Executable, device: torch.device) -> Graphs:
             third = trace(repeated, given) if schedule.sums else None
     observed = tuple(seen[0]), tuple(seen[1])
     runs = [None if graph is None else issue(graph) for graph in (second, third, zeroth)]
+    run = issue(first, find_checked(schedule, rank))
     return Graphs(
-        schedule, executable.kept, first, second, observed, issue(first), runs[0], third, runs[1], tuple(seen[2]),
+        schedule, executable.kept, first, second, observed, run, runs[0], third, runs[1], tuple(seen[2]),
         zeroth, runs[2], tuple(seen[3]),
     )  # fmt: skip
 
@@ -202,12 +224,49 @@ def _kept_whole(schedule: Schedule, device: torch.device) -> Set[str]:
     return {*STILL, *looking}
 
 
-def issue(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+def issue(graph: torch.fx.GraphModule, checked: Set[str] = frozenset()) -> Callable[..., Any]:
     """What a graph computes, as straight-line code that calls the functions which issue operators soonest.
 
     ``torch.fx`` writes such code too, of calls by way of ``torch.ops``, which take the host twice as long.
+
+    Args:
+        checked: what assertions say that run when a kernel fails alone: the kernel checks the same.
     """
-    code, nodes = Code(1), list(graph.graph.nodes)
+    nodes = list(graph.graph.nodes)
+    late = {node for node in nodes if is_assertion(node.target) and node.args[1] in checked}
+    tests = set(late)
+    for node in reversed(nodes):
+        if not tests.isdisjoint(node.users):
+            tests.add(node)
+    if not late or not all(map(_may_repeat, tests)):
+        return _write(graph, nodes)
+    dropped = set(late)
+    for node in reversed(nodes):
+        if node.op == "call_function" and node.users and dropped.issuperset(node.users):
+            dropped.add(node)
+    run = _write(graph, [node for node in nodes if node not in dropped])
+    test = _write(graph, [node for node in nodes if node in tests or node.op == "placeholder"])
+
+    def run_checked(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        try:
+            return run(*tensors)
+        except (IndexError, RuntimeError):
+            test(*tensors)
+            raise
+
+    return run_checked
+
+
+def _may_repeat(node: torch.fx.Node) -> bool:
+    """Whether a node gives the same a second time, and asks no other rank."""
+    if node.op != "call_function" or not is_operator(node.target):
+        return node.op != "call_function" or node.target is getitem
+    return str(node.target).startswith("aten.") and not draws(node.target)
+
+
+def _write(graph: torch.fx.GraphModule, nodes: Sequence[torch.fx.Node]) -> Callable[..., list[torch.Tensor]]:
+    """What these nodes of a graph compute, with all that they read."""
+    code = Code(1)
     given = [node.name for node in nodes if node.op == "placeholder"]
     last = {used.name: node for node in nodes for used in node.all_input_nodes}
     ends: dict[str, list[str]] = {}

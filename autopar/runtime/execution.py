@@ -35,6 +35,7 @@ from autopar.runtime.inner import Answer, Request, body
 from autopar.runtime.kernels import assign, write_call, write_expert_product, write_operator
 from autopar.runtime.loss_gradient import begin_gradient
 from autopar.runtime.loss_tail import Tail, loss_tail
+from autopar.runtime.means import Mean, find_means
 from autopar.runtime.mixed_norms import check_norms
 from autopar.runtime.offloading import Transfer
 from autopar.runtime.operators import find_function, find_operator, named_results, takes_device, with_tensors, with_torch_values
@@ -44,7 +45,7 @@ from autopar.schedule import Instruction, Schedule
 from autopar.schedule.collectives import Part
 from autopar.schedule.instructions import BEFORE_ALL, Operation
 from autopar.schedule.splitting import find_once_part, find_weight_part
-from autopar.torch_compat import add_to_each, shares_memory
+from autopar.torch_compat import add_to_each, shares_memory, sums_with
 
 AS_A_RESULT: Mapping[str, str] = {stored: made for made, stored in STORING.items()}
 """From an operator that changes its input to the one that gives the same in a new tensor."""
@@ -240,11 +241,13 @@ class _Binding:
         self.ways = [KeptWays() for _ in backend.ranks]
         self.dispatched = find_dispatched(schedule.graph)
         self.buffer_writes = find_buffer_writes(schedule) if in_place else {}
-        self.counters = find_counters(schedule, self.buffer_writes)
-        self.gradient_pairs = find_gradient_pairs(schedule, parts)
+        self.counters = find_counters(schedule, find_buffer_writes(schedule))
+        self.gradient_pairs, self.means = find_gradient_pairs(schedule, parts), find_means(schedule, parts)
         self.done = {*self.gradient_pairs.values(), *(pair.addition for pair in self.pairs.values())}
         self.done.update(index for group in self.counters.values() for index in group[:-1])
+        self.done.update(index for mean in self.means.values() for index in mean.places[1:])
         self.unmade = {schedule.instructions[index].writes[0] for index in self.pairs}
+        self.unmade.update(schedule.instructions[index].writes[0] for mean in self.means.values() for index in mean.places[:-1])
         self.maker = {value: item.of for item in schedule.instructions if item.kind == "run" for value in item.writes}
         read = {value: index for index, item in enumerate(schedule.instructions) if item.kind != "free" for value in item.reads}
         freed = {value for item in schedule.instructions if item.kind == "free" for value in item.reads}
@@ -299,6 +302,9 @@ class _Binding:
         if index in self.counters:
             self.count(code, self.counters[index])
             return
+        if index in self.means:
+            self.average(code, self.means[index])
+            return
         operation, reads, writes = self.schedule.operations[item.of], item.reads, item.writes
         if operation.strategy.inner:
             _write_with_collectives(code, operation, item, self.arguments(operation), self.backend, self.ways)
@@ -348,14 +354,27 @@ class _Binding:
             code.add(f"del {', '.join(dense.values())}")
 
     def count(self, code: Code, group: Sequence[int]) -> None:
-        """Adds a number to buffers where they lie, in one call."""
+        """Adds a number to buffers in one call, where they lie, but for a trace."""
         items = [self.schedule.instructions[index] for index in group]
         number = self.schedule.operations[items[0].of].op.args[1]
         for place in range(code.hosted):
             buffers = [code.read(item.reads[0], place) for item in items]
-            code.add(f"{code.object(add_to_each)}([{', '.join(buffers)}], {code.object(number)})")
-            for item, buffer in zip(items, buffers, strict=True):
-                code.add(f"{code.write(item.writes[0], place)} = {buffer}")
+            call = f"{code.object(add_to_each if self.in_place else sums_with)}([{', '.join(buffers)}], {code.object(number)})"
+            made = [code.write(item.writes[0], place) for item in items]
+            if self.in_place:
+                code.add(call)
+                code.add(f"{', '.join(made)} = {', '.join(buffers)}")
+            else:
+                code.add(f"{', '.join(made)} = {call}")
+
+    def average(self, code: Code, mean: Mean) -> None:
+        """Runs the operators of a mean as one."""
+        op = self.schedule.operations[self.schedule.instructions[mean.places[-1]].of].op
+        args, kwargs = with_torch_values(mean.args), with_torch_values(dict(mean.kwargs))
+        for place in range(code.hosted):
+            given = [code.read(value, place) for value in mean.reads]
+            expression = write_call(code, self.function(mean.target), args, kwargs, given)
+            assign(code, op, [code.write(value, place) for value in mean.writes], expression)
 
     def function(self, target: str) -> Callable[..., Any]:
         """What runs for an operator."""

@@ -6,9 +6,9 @@ Most calls find everything unchanged. The check is then that the module has the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import is_
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import nn
@@ -21,8 +21,7 @@ from autopar.torch_compat import lie_as_before, local_of, spec_of
 _HINT = "change the model before it is planned: what a compiled module runs is fixed"
 
 
-@dataclass(frozen=True)
-class Entered:
+class Entered(NamedTuple):
     """Weights that a call takes.
 
     Args:
@@ -31,9 +30,9 @@ class Entered:
         trained: those of them whose gradients are wanted, in order.
     """
 
-    locals: dict[str, torch.Tensor] = field(default_factory=dict)
-    owners: dict[str, torch.Tensor] = field(default_factory=dict)
-    trained: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    locals: dict[str, torch.Tensor]
+    owners: dict[str, torch.Tensor]
+    trained: list[tuple[str, torch.Tensor]]
 
     def copy(self) -> Entered:
         """The same for another call, which adds its inputs."""
@@ -120,7 +119,7 @@ class HeldWeights:
         return _Call(step, differentiates, entered, places, tensors, trains, list(map(spec_of, tensors)), list(map(local_of, tensors)))
 
     def _enter(self, step: Step, differentiates: bool) -> Entered:
-        found, laid = Entered(), self._laid
+        found, laid = Entered({}, {}, []), self._laid
         for item, has_gradient in step.weights:
             name, key = item.name, item.tensor
             tensor = self.find(name)

@@ -17,9 +17,10 @@ from autopar.dialect.library import WHOLE
 from autopar.dialect.lookup import OFFSETS
 from autopar.errors import UsageError
 from autopar.graph import Graph, Op
-from autopar.rules import count_entries, ignored_number, looked_up
+from autopar.rules import count_entries, ignored_number, localize, looked_up
 from autopar.runtime.code import Code, ErrorHandler
-from autopar.runtime.whole_operands import of_class_weights
+from autopar.runtime.whole_operands import mark_whole, of_class_weights
+from autopar.schedule import Schedule
 from autopar.torch_compat import assert_later
 
 BEYOND = "an index is out of range"
@@ -68,6 +69,24 @@ def write_check(
     return explain
 
 
+def find_checked(schedule: Schedule, rank: int) -> frozenset[str]:
+    """What checks of a traced program say of tables that the rank holds whole: torch's own kernels check those."""
+    graph, mesh, found = schedule.graph, schedule.machine.mesh, dict[str, bool]()
+    for item in schedule.instructions:
+        operation = schedule.operations[item.of] if item.kind == "run" else None
+        lookup = None if operation is None else looked_up(operation.op)
+        if operation is None or operation.strategy.inner or lookup is None or not lookup.entries:
+            continue
+        op = operation.op
+        args, _ = localize(op, graph.tensors, operation.strategy, mesh.sizes, mesh.coordinates(rank))
+        reads = ((schedule.specs[value], graph.tensors[name].shape) for value, name in zip(item.reads, op.inputs, strict=True))
+        shapes = [spec.own_shape(shape, mesh.sizes, mesh.coordinates(rank)) for spec, shape in reads]
+        whole = mark_whole(op, graph, args, shapes)[OFFSETS[op.target]] == WHOLE
+        message = _message(op.location or op.module or op.name, count_entries(op, graph.tensors), lookup.entries)
+        found[message] = found.get(message, True) and whole
+    return frozenset(message for message, whole in found.items() if whole)
+
+
 @contextmanager
 def raise_index_errors() -> Iterator[None]:
     """An assertion that fails within it is an OutOfReachError, also where torch.compile tells something else of what it ran."""
@@ -92,7 +111,11 @@ def _check(indices: torch.Tensor, size: int, ignored: Any, called: str, where: s
     if ignored is not None:
         beyond &= indices != ignored
     if later:
-        assert_later(~beyond.any(), f"{where}: {BEYOND}, there are {size} {called}")
+        assert_later(~beyond.any(), _message(where, size, called))
     elif beyond.any():
         first = int(indices[beyond][0])
         raise OutOfReachError(f"{where}: index {first} is out of range, there are {size} {called}", HINT)
+
+
+def _message(where: str, size: int, called: str) -> str:
+    return f"{where}: {BEYOND}, there are {size} {called}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from autopar.graph import Graph
+from autopar.scopes import Scope
 
 LOSS_GRADIENT: ContextVar[Tensor | None] = ContextVar("autopar_loss_gradient", default=None)
 
@@ -31,15 +31,10 @@ def is_narrow(graph: Graph) -> bool:
     return any(tensor.dtype == "float16" for tensor in graph.tensors.values())
 
 
-@contextmanager
-def loss_gradient(gradient: Tensor | None) -> Iterator[None]:
+def loss_gradient(gradient: Tensor | None) -> Scope:
     """Within it, the backward begins with this gradient of the loss instead of one: scaled losses keep half-precision gradients from
     vanishing."""
-    token = LOSS_GRADIENT.set(gradient)
-    try:
-        yield
-    finally:
-        LOSS_GRADIENT.reset(token)
+    return Scope(LOSS_GRADIENT, gradient)
 
 
 def given_loss_gradient() -> Tensor:

@@ -7,9 +7,8 @@ import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -55,8 +54,7 @@ class EmptyBufferWarning(UserWarning):
     """Buffers of a model on meta have no values after a state dict was loaded, and none has them."""
 
 
-@dataclass(frozen=True)
-class EnteredCall:
+class EnteredCall(NamedTuple):
     """What a program takes of a call: see ``Call``; and the inputs that are cut into microbatches, by tensor name."""
 
     step: Step
@@ -174,6 +172,8 @@ class ShardedModule(WithinReplicas, OwnStates):
         others = 0 if trains else self.other_calls + self._draws(step)
         self.__dict__.update(dropout_step=self.dropout_step + trains, other_calls=others, _left=step.left)
         leave(self.tree, step.left)
+        if hand_out is None and len(outputs) == 1 and step.call.gives_one_tensor:
+            return outputs[0]
         if hand_out is not None:
             outputs = tuple(hand_out(output.name, tensor) for (output, _), tensor in zip(call.leaving, outputs, strict=True))
         by_name = {output.tensor: tensor for (output, _), tensor in zip(call.leaving, outputs, strict=True)}
@@ -206,9 +206,10 @@ class ShardedModule(WithinReplicas, OwnStates):
         global_inputs: set[str] = set()
         local_inputs: set[str] = set()
         cut: dict[str, tuple[GraphInput, torch.Tensor]] = {}
+        grad_mode = torch.is_grad_enabled()
         for item in step.given:
             tensor = input_of(tensors, item)
-            asked = tensor.requires_grad and torch.is_grad_enabled()
+            asked = grad_mode and tensor.requires_grad
             if asked and item.tensor not in step.gradients:
                 hint = "plan the model with an input that requires grad, without microbatches, or detach it"
                 raise UsageError(f"input {item.name} requires grad, the plan gives it no gradient", hint)
@@ -353,21 +354,21 @@ class ShardedModule(WithinReplicas, OwnStates):
         Raises:
             UsageError: a forward is computed again, and would draw something else than it did.
         """
-        draws = self._draws(step)
-        if draws and torch.initial_seed() != self._seeded:
+        if not self._draws(step):
+            return 0
+        if torch.initial_seed() != self._seeded:
             self.__dict__["_seeded"] = torch.initial_seed()
             text = (
                 "torch.manual_seed was called after the first call of a compiled module, which draws on of the seed agreed on there,"
                 f" {self.dropout_seed}; set module.dropout_seed, and module.dropout_step, on all ranks alike for another"
             )
             warnings.warn(text, LaterSeedWarning, stacklevel=8)
-        members, world = self.team.members, self.team.world
         number = SEEDS * (self.dropout_seed or 0) + self.dropout_step + (0 if trains else OTHER_CALLS * self.other_calls)
-        if draws and trains and number != self._drawn and computes_again():
+        if trains and number != self._drawn and computes_again():
             message = "the module is computed again within backward, as by torch.utils.checkpoint: it would draw other random numbers"
             raise UsageError(message, "leave the checkpoint out: a plan recomputes by itself where memory is short")
-        if draws:
-            self.__dict__["_drawn"] = number
+        self.__dict__["_drawn"] = number
+        members, world = self.team.members, self.team.world
         return number if len(members) == world else number * world + min(members)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedModule:

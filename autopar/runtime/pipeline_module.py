@@ -61,7 +61,7 @@ class StageCall(AccumulatedCall):
 
     def __init__(self, *rest: Any, cut: Mapping[str, Callable[[int], Tensor]], scale: LossScale, vanishes: bool) -> None:
         super().__init__(*rest, cut=cut, scale=scale)
-        self.leaving, self.tangents, self.names = ((LOSS, LOSS.name),), {}, [LOSS.name]
+        self.leaving, self.tangents, self.names, self.loss = ((LOSS, LOSS.name),), {}, [LOSS.name], LOSS.name
         self.vanishes = vanishes
 
     def start(self, running: Running, stage: int, *, keep: bool) -> StageRun:

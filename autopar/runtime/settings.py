@@ -110,7 +110,7 @@ class Settings:
         """What is otherwise now, in the same modules or copies of them. Attributes that a module's class does not know and that it did not
         have are not read by its forward."""
         held = [part.__dict__ for part in parts] + [other.attributes for other in self._others]
-        if self._are_as_they_were(held) and all(still(was, one) for one, was in self._contents):
+        if self._are_as_they_were(held) and (not self._contents or all(still(was, one) for one, was in self._contents)):
             return ()
         kinds = map(type, (*parts, *(other.one for other in self._others)))
         places = enumerate(zip(self._parts, held, kinds, strict=False))
@@ -122,8 +122,9 @@ class Settings:
             same = list(map(len, held)) == self._sizes and [read(held[at]) for at, read in self._readers] == self._values
         except KeyError:
             return False
-        same = same and all(one._version == version and held[at].get(name) is one for at, name, one, version in self._tensors)
-        return same and all(held[at].get(name) is one for at, name, one in self._held)
+        if same and self._tensors:
+            same = all(one._version == version and held[at].get(name) is one for at, name, one, version in self._tensors)
+        return same and (not self._held or all(held[at].get(name) is one for at, name, one in self._held))
 
     @contextmanager
     def kept(self) -> Iterator[None]:

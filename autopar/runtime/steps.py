@@ -32,7 +32,7 @@ from autopar.runtime.placement import local_part, to_placements
 from autopar.runtime.saved_values import Saved, Unchanged
 from autopar.runtime.weights import Place
 from autopar.sharding import Blocks, ShardingSpec
-from autopar.torch_compat import dtensor_like, keeps_autograd_graph, split_factor_of, store_gradients
+from autopar.torch_compat import copy_each, dtensor_like, dtensors_like, keeps_autograd_graph, split_factor_of, store_gradients
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,15 @@ class Step:
 
     @cached_property
     def kept_inputs(self) -> Sequence[str]:
-        """The graph inputs whose memory backward reads, without the buffers that a call changes."""
+        """The user's tensors whose memory backward reads, without the buffers that a call changes."""
         storage, changed = self.executable.schedule.storage, {buffer for buffer, _ in self.updates}
-        return sorted({storage[name] for name in self.executable.kept} & {item.tensor for item in self.graph.inputs} - changed)
+        owned = {item.tensor for item in (*self.weight_of.values(), *self.given)}
+        return sorted({storage[name] for name in self.executable.kept} & owned - changed)
+
+    @cached_property
+    def left_as_made(self) -> Set[str]:
+        """The values that leave whole, in memory that no later call changes."""
+        return {value for _, value in self.leaving if self.spec(value).is_replicated} - self.overwritten
 
     @cached_property
     def parameters(self) -> Set[str]:
@@ -181,9 +187,9 @@ class Step:
         return {item.tensor for item in self.graph.of_kind("parameter")}
 
     @cached_property
-    def laid_alike(self) -> Set[str]:
+    def laid_alike(self) -> frozenset[str]:
         """Those of them that have the dims of the module's parameters."""
-        return self.parameters - self.blocks.keys()
+        return frozenset(self.parameters - self.blocks.keys())
 
     @cached_property
     def blocks(self) -> Mapping[str, Blocks]:
@@ -307,6 +313,8 @@ class Step:
 
     def leave(self, value: str, tensor: torch.Tensor) -> torch.Tensor:
         """A value for the user: plain when it is whole on every rank, else as ``outputs`` says. Collective where it is made whole."""
+        if value in self.left_as_made:
+            return tensor.detach()
         spec = self.spec(value)
         tensor = tensor.clone() if value in self.overwritten else tensor
         if spec.is_replicated:
@@ -324,8 +332,9 @@ class TrainingStep(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.call, ctx.trained = call, [tensor if isinstance(tensor, DTensor) else None for tensor in trained]
         outputs = call.forward(keep=True)
-        named = zip(outputs, call.names, strict=True)
-        ctx.mark_non_differentiable(*(tensor for tensor, name in named if not call.differentiable(name, tensor)))
+        others = [tensor for tensor, name in zip(outputs, call.names, strict=True) if not call.differentiable(name, tensor)]
+        if others:
+            ctx.mark_non_differentiable(*others)
         return outputs
 
     @staticmethod
@@ -357,21 +366,20 @@ class Call:
         self.number, self.observed = number, observed
         self.leaving, self.tangents = step.leaving, step.tangents
         self.names = [output.name for output, _ in self.leaving]
+        self.loss: str | None = "loss" if "loss" in self.names and not self.tangents else None
+        """The output whose gradient the graph takes as 1, when there are no tangents."""
         self.saved: Saved | None = None
         self.arrival: Arrival | None = None
 
     def differentiable(self, name: str, tensor: torch.Tensor) -> bool:
         """Whether gradients of this output may be asked for: it has a tangent, or it is the loss or one that comes of what trains, whose
         gradient the plan does not take (see ``backward``): without a word it would be missing."""
-        if self.tangents or name == self.loss:
-            return name in self.tangents or name == self.loss
+        if name == self.loss:
+            return True
+        if self.tangents:
+            return name in self.tangents
         output = next(output for output, _ in self.leaving if output.name == name)
         return tensor.is_floating_point() and output.tensor in self.step.trained_into
-
-    @property
-    def loss(self) -> str | None:
-        """The output whose gradient the graph takes as 1, when there are no tangents."""
-        return "loss" if "loss" in self.names and not self.tangents else None
 
     def forward(self, *, keep: bool) -> tuple[torch.Tensor, ...]:
         """The outputs in order; what the backward pass needs is kept when asked."""
@@ -394,9 +402,10 @@ class Call:
     def _read_later(self, outputs: Sequence[torch.Tensor]) -> Unchanged:
         """What backward reads of the user's tensors, and of the memory that other programs write. Of buffers that this one changes it has
         copies; of outputs no more than what shares memory with them: they themselves lead back to here."""
-        owned = [name for name in self.step.kept_inputs if name in self.owners]
-        leaving = zip(self.leaving, outputs, strict=True)
-        shared = [(f"output {output.name}", one.detach()) for (output, value), one in leaving if value in self.step.kept_outputs]
+        owned, shared = self.step.kept_inputs, []
+        if self.step.kept_outputs:
+            leaving = zip(self.leaving, outputs, strict=True)
+            shared = [(f"output {output.name}", one.detach()) for (output, value), one in leaving if value in self.step.kept_outputs]
         tensors = [*map(self.owners.__getitem__, owned), *map(self.locals.__getitem__, owned), *(one for _, one in shared)]
         return Unchanged([*owned, *owned, *(name for name, _ in shared)], tensors)
 
@@ -423,8 +432,8 @@ class Call:
         updates = [(own, value) for buffer, value in self.step.updates if (own := self.locals[buffer]) is not values[value]]
         # the others were changed where they lie
         new = [values[value].clone() if value in overwritten else values[value] for _, value in updates]
-        for (own, _), tensor in zip(updates, new, strict=True):
-            own.copy_(tensor)
+        if updates:
+            copy_each([own for own, _ in updates], new)
 
     @torch.no_grad()
     def backward(self, gradients: Sequence[torch.Tensor | None], *, keep: bool) -> list[torch.Tensor | None]:
@@ -439,7 +448,8 @@ class Call:
             if gradient is not None and name not in self.tangents and name != self.loss:
                 hint = "compute with it in forward, or detach() it; without a scalar called loss the gradients of all outputs are taken"
                 raise UsageError(f"the output {name} is part of what backward runs from, the plan has gradients of the loss alone", hint)
-        values, scale, asked = self.saved.take(keep=keep), None, set[str]()
+        values, scale = self.saved.take(keep=keep), None
+        asked: set[str] = set()
         for name, gradient in zip(self.names, gradients, strict=True):
             if name in self.tangents:
                 asked.update([] if gradient is None else [self.tangents[name].tensor])
@@ -456,12 +466,13 @@ class Call:
             for local in found:
                 if local is not None:
                     local.mul_(scale)
-        alike, owners = self.step.laid_alike, self.owners
+        kept = [local for local in found if local is not None]
+        if len(kept) == len(found) and self.step.laid_alike.issuperset(self.trained):
+            return dtensors_like(kept, [self.owners[tensor] for tensor in self.trained])
         return [
-            None if local is None or value is None
-            else dtensor_like(local, owners[tensor]) if tensor in alike else self._leave(tensor, value, local)
+            None if local is None or value is None else self._leave(tensor, value, local)
             for tensor, value, local in zip(self.trained, wanted, found, strict=True)
-        ]  # fmt: skip
+        ]
 
     def _is_reached(self, tensor: str, asked: Set[str]) -> bool:
         """Whether the gradient of a graph input comes of the tangents that backward is asked for."""
@@ -496,13 +507,14 @@ class Call:
             given: the gradient of the loss.
         """
         assert self.saved is not None
-        taken, found, fresh, copied = self._taken(made, given), list[torch.Tensor | None](), self.step.fresh, self.saved.kept
+        taken, fresh, apart, copied = self._taken(made, given), self.step.fresh, self.step.apart, self.saved.kept
+        found: list[torch.Tensor | None] = []
         for value in wanted:
             if value is None:
                 found.append(None)
                 continue
             tensor = made[value]
-            if value in self.step.apart:
+            if value in apart:
                 whole, place = True, tensor.data_ptr()
             else:
                 storage = tensor.untyped_storage()

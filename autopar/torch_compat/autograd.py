@@ -216,7 +216,7 @@ def store_gradients(context: Any, leaves: Sequence[Any], gradients: Sequence[tor
     with; and the last on a GPU, by which it learns which streams must wait for which.
 
     ``_will_engine_execute_node`` says whether the pass comes to a leaf, ``_backward_hooks`` and ``_post_accumulate_grad_hooks`` are a
-    leaf's hooks.
+    leaf's hooks. Without ``DisableTorchFunctionSubclass`` each of them asks DTensor first, which takes as long again.
 
     Args:
         context: of the ``autograd.Function`` whose backward runs; its first tensor was ``NOBODYS``.
@@ -225,13 +225,14 @@ def store_gradients(context: Any, leaves: Sequence[Any], gradients: Sequence[tor
     left, last = list(gradients), len(gradients) - 1
     if not _stores_all(context):
         return left
-    for place, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
-        if leaf is None or gradient is None or not leaf.is_leaf or not leaf.requires_grad or leaf.grad is not None:
-            continue
-        if place == last and not gradient.is_cpu:
-            continue
-        if not leaf._backward_hooks and not leaf._post_accumulate_grad_hooks:
-            leaf.grad, left[place] = gradient, None
+    with torch._C.DisableTorchFunctionSubclass():
+        for place, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
+            if leaf is None or gradient is None or not leaf.is_leaf or not leaf.requires_grad or leaf.grad is not None:
+                continue
+            if place == last and not gradient.is_cpu:
+                continue
+            if not leaf._backward_hooks and not leaf._post_accumulate_grad_hooks:
+                leaf.grad, left[place] = gradient, None
     return left
 
 

@@ -111,6 +111,13 @@ def dtensor_like(local: torch.Tensor, like: Any) -> Any:
     return kind.__new__(kind, local, like._spec, requires_grad=False)
 
 
+def dtensors_like(parts: Sequence[torch.Tensor], like: Sequence[Any]) -> list[Any]:
+    """Several of them."""
+    kind = dtensor_class()
+    make = kind.__new__
+    return [make(kind, part, other._spec, requires_grad=False) for part, other in zip(parts, like, strict=True)]
+
+
 @cache
 def dtensor_class() -> Any:
     """Imported once: the import of a thing that is there already takes a fifth of the time that making a DTensor does."""

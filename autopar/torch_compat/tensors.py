@@ -157,6 +157,11 @@ def add_to_each(tensors: list[torch.Tensor], number: complex) -> None:
     torch._foreach_add_(tensors, number)
 
 
+def sums_with(tensors: list[torch.Tensor], number: complex) -> tuple[torch.Tensor, ...]:
+    """The sum of each tensor with a number, in one call (``_foreach_add``)."""
+    return torch._foreach_add(tensors, number)
+
+
 def copy_each(into: list[torch.Tensor], given: list[torch.Tensor]) -> None:
     """Copies each tensor into the one at its place, in one call (``_foreach_copy_``)."""
     torch._foreach_copy_(into, given)
@@ -165,6 +170,11 @@ def copy_each(into: list[torch.Tensor], given: list[torch.Tensor]) -> None:
 def assert_later(condition: torch.Tensor, message: str) -> None:
     """Fails on the condition's device when it gets there, without anybody waiting for it; on a CPU at once, with a RuntimeError."""
     torch._assert_async(condition, message)
+
+
+def is_assertion(target: Any) -> bool:
+    """Whether a node's target is what ``assert_later`` runs."""
+    return target is torch.ops.aten._assert_async.msg
 
 
 def dispatch_mode() -> type:

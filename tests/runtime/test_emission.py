@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from torch import Tensor
 import autopar
 from autopar import zoo
 from autopar.runtime.emission import issue
-from autopar.torch_compat import fake_mode, trace_operators
+from autopar.torch_compat import assert_later, fake_mode, trace_operators
 from autopar.verify.launch import run_ranks
+from benchmarks.host import counted_kernels
 
 
 def compute(x: Tensor, y: Tensor, unused: Tensor) -> list[Tensor]:
@@ -28,8 +30,7 @@ def compute(x: Tensor, y: Tensor, unused: Tensor) -> list[Tensor]:
 
 def test_the_code_of_a_graph_does_what_the_graph_does() -> None:
     given = [torch.arange(12.0).view(3, 4).cos(), torch.arange(12.0).view(3, 4).sin(), torch.zeros(1)]
-    with fake_mode() as mode:
-        graph = trace_operators(compute, [mode.from_tensor(tensor) for tensor in given], {})
+    graph = traced(compute, *given)
     wanted, found = graph(*given), issue(graph)(*given)
     assert len(found) == 5 and all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
     assert found[2] is given[0]
@@ -50,6 +51,41 @@ def test_a_value_of_a_graph_is_freed_after_its_last_use() -> None:
     graph.output([value])
     issue(torch.fx.GraphModule({}, graph))(torch.ones(3))
     assert alive == [0, 1, 1, 1], "of what was seen before, the argument alone, which its caller holds"
+
+
+def look_up(table: Tensor, numbers: Tensor) -> list[Tensor]:
+    assert_later(~(numbers >= table.shape[0]).any(), "out of range")
+    return [table[numbers]]
+
+
+def look_up_drawn(table: Tensor) -> list[Tensor]:
+    return look_up(table, torch.randint(2, (2,), device=table.device))
+
+
+def traced(function: Callable[..., list[Tensor]], *given: Tensor) -> torch.fx.GraphModule:
+    with fake_mode() as mode:
+        return trace_operators(function, [mode.from_tensor(tensor) for tensor in given], {})
+
+
+def test_what_a_kernel_checks_is_asserted_when_it_fails() -> None:
+    table, numbers = torch.ones(3), torch.tensor([0, 2])
+    run = issue(traced(look_up, table, numbers), {"out of range"})
+    with counted_kernels() as kernels:
+        (found,) = run(table, numbers)
+    assert found.tolist() == [1, 1] and dict(kernels) == {"index.Tensor": 1}
+    with pytest.raises(RuntimeError, match="out of range"):
+        run(table, numbers + 1)
+    run = issue(traced(look_up, table, numbers), {"something else"})
+    with counted_kernels() as kernels:
+        run(table, numbers)
+    assert kernels["_assert_async.msg"] == 1
+
+
+def test_what_is_drawn_is_asserted_at_once() -> None:
+    run = issue(traced(look_up_drawn, torch.ones(3)), {"out of range"})
+    with counted_kernels() as kernels:
+        run(torch.ones(3))
+    assert kernels["_assert_async.msg"] == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -11,9 +11,11 @@ from torch.nn.functional import cross_entropy
 
 import autopar
 from autopar.errors import UsageError
-from autopar.runtime.index_check import OutOfReachError, raise_index_errors
+from autopar.runtime.index_check import OutOfReachError, find_checked, raise_index_errors
 from autopar.runtime.simulation import simulate
 from autopar.schedule import Schedule
+from autopar.search import find_plan
+from benchmarks.host import counted_kernels
 from tests.graphs import machine, random_schedule
 from tests.runtime.models import Example, example
 from tests.runtime.test_execution import entering
@@ -114,7 +116,9 @@ def test_a_table_of_the_users_own_may_be_a_vector(number: int) -> None:
 def test_every_form_of_a_program_tells_it(execute: str) -> None:
     model, words = nn.Embedding(WORDS, 4), torch.arange(4)
     module = autopar.compile(model, autopar.plan(model, (words,), mesh="1", mode="inference", hardware="cpu-cluster"), execute=execute)
-    assert module(words).shape == (4, 4)
+    with counted_kernels() as kernels:
+        assert module(words).shape == (4, 4)
+    assert dict(kernels) == {"embedding.default": 1}, "which checks by itself"
     with pytest.raises(UsageError, match=r"out of range, there are 8 rows\nhint: "):
         module(words + WORDS)
     assert module(words).shape == (4, 4)
@@ -128,3 +132,10 @@ def test_what_torch_compile_tells_instead_is_not_all() -> None:
             raise TypeError("something else") from None
     with pytest.raises(TypeError, match="something else"), raise_index_errors():
         raise TypeError("something else")
+
+
+@pytest.mark.parametrize(("spec", "count"), [("R R", 1), ("S0 R", 0)])
+def test_a_kernel_checks_what_it_looks_up_in_a_whole_table(spec: str, count: int) -> None:
+    graph = autopar.capture(nn.Embedding(WORDS, 4), (torch.arange(4),), mode="inference")
+    schedule = find_plan(graph, machine("2"), memory_bytes=1 << 40, constraints={"weight": spec}, effort="low").schedule
+    assert len(find_checked(schedule, 1)) == count
