@@ -62,7 +62,7 @@ def test_compiled_models_run_few_kernels_more_than_the_plain_one(name: str) -> N
     assert all(count <= most * plain for count, most in zip(ours, MOST[name], strict=True)), ours
 
 
-@pytest.mark.parametrize(("name", "most"), [("gpt2", 4.0), ("resnet", 2.7), ("mlp", 5.7)])
+@pytest.mark.parametrize(("name", "most"), [("gpt2", 2.9), ("resnet", 2.2), ("mlp", 4.6)])
 def test_compiled_models_call_few_functions_more_than_the_plain_one(name: str, most: float) -> None:
     """What the host does in a step, in a number that no other work changes. An MLP's is mostly that of any call."""
 
@@ -73,7 +73,7 @@ def test_compiled_models_call_few_functions_more_than_the_plain_one(name: str, m
         return sum(entry.callcount for entry in profile.getstats())
 
     def rank_main(rank: int) -> list[int]:
-        return [count_calls(step) for step in host.build_steps(name, host.MODELS[name], ["eager"]).values()]
+        return [count_calls(step) for step in host.build_steps(name, host.MODELS[name], host.FORMS).values()]
 
-    ((plain, ours),) = run_ranks(rank_main, 1)
-    assert ours <= most * plain, (plain, ours)
+    ((plain, *ours),) = run_ranks(rank_main, 1)
+    assert max(ours) <= most * plain, (plain, ours)

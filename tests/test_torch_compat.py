@@ -312,18 +312,28 @@ def test_whether_a_backward_pass_stores_every_gradient_is_known(inputs: str | No
 
         @staticmethod
         def backward(ctx, grad):
-            left = torch_compat.store_gradients(ctx, leaves, [grad, grad.clone()])
+            left = torch_compat.store_gradients(leaves, [grad, grad.clone()])
             seen.append([one is None for one in left])
             return None, *left
 
     leaves = [torch.ones(1, requires_grad=True) for _ in range(2)]
-    result = Watch.apply(torch_compat.NOBODYS, *leaves)
+    result = torch_compat.apply_alone(Watch)(torch_compat.NOBODYS, *leaves)
     if inputs == "asked":
         torch.autograd.grad(result, leaves)
     else:
         result.backward(inputs=None if inputs is None else leaves[: 1 + (inputs == "both")])
     assert seen == [[stored, stored]]
     assert [leaf.grad is not None for leaf in leaves] == [inputs != "asked", inputs in (None, "both")]
+
+
+def test_changes_in_place_are_counted_whatever_the_class():
+    class Counted(torch.Tensor):
+        pass
+
+    tensors = [torch.ones(2), torch.ones(2).as_subclass(Counted), nn.Parameter(torch.ones(2))]
+    before = torch_compat.versions_of(tensors)
+    tensors[1].add_(1)
+    assert [now - was for now, was in zip(torch_compat.versions_of(tensors), before, strict=True)] == [0, 1, 0]
 
 
 def test_many_copies_are_one_call():

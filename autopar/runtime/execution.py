@@ -126,13 +126,17 @@ class Executable:
             ranks: the values of each rank that the backend hosts.
             observed: the collectives that are executed are appended.
         """
-        self.forward_but_late(ranks, observed)(ranks)
+        land = self.forward_but_late(ranks, observed)
+        if land is not None:
+            land(ranks)
 
-    def forward_but_late(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> Land:
-        """The same but for the loss, if it is late: what is returned waits for it and puts it among the values it is given."""
+    def forward_but_late(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> Land | None:
+        """The same but for the loss, if it is late: what is returned then waits for it and puts it among the values it is given."""
         flights: Flights = {}
         _run(self.forward_segment, ranks, flights, observed)
         late = self.late
+        if not late.values:
+            return None
         needed = [{name: held[name] for name in late.values if name in held} for held in ranks]
         for held in ranks:
             for name in late.freed & held.keys():

@@ -34,7 +34,7 @@ from autopar.runtime.steps import Call, Step, TrainingStep
 from autopar.runtime.weights import Place, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
-from autopar.torch_compat import CALL_HOOKS, NOBODYS, WithinReplicas, computes_again, transforms_run
+from autopar.torch_compat import CALL_HOOKS, NOBODYS, WithinReplicas, apply_alone, computes_again, transforms_run
 
 OTHER_CALLS = 0x9E3779B9
 """How far calls without gradients are apart in what they draw, beyond any number of training steps; odd, since CPUs' generators take the
@@ -168,7 +168,7 @@ class ShardedModule(WithinReplicas, OwnStates):
         differentiates = step.graph.mode == "train" and torch.is_grad_enabled()
         call, trained = self._make_call(step, tensors, differentiates=differentiates)
         trains = differentiates and self._trains(trained)
-        outputs = TrainingStep.apply(call, NOBODYS, *trained) if trains else call.forward(keep=False)
+        outputs = apply_alone(TrainingStep)(call, NOBODYS, *trained) if trains else call.forward(keep=False)
         others = 0 if trains else self.other_calls + self._draws(step)
         self.__dict__.update(dropout_step=self.dropout_step + trains, other_calls=others, _left=step.left)
         leave(self.tree, step.left)

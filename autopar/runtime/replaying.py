@@ -21,7 +21,7 @@ from autopar.errors import UsageError
 from autopar.graph import DIVISOR, Op
 from autopar.runtime.collectives import Observed, Values
 from autopar.runtime.emission import STORED, gradients
-from autopar.runtime.execution import Executable, Land, own_shape
+from autopar.runtime.execution import Executable, own_shape
 from autopar.runtime.loss_gradient import LOSS_GRADIENT, loss_gradient
 from autopar.torch_compat import copy_each
 
@@ -344,7 +344,7 @@ class ReplayedExecutable(Executable):
             recording.replay("first", observed)
             values.update(recording.found["first"])
 
-    def forward_but_late(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> Land:
+    def forward_but_late(self, ranks: Sequence[Values], observed: list[Observed] | None = None) -> None:
         """As ``Executable.forward_but_late``; nothing is late."""
         (values,) = ranks
         recording = self._recording_for(values)
@@ -357,7 +357,6 @@ class ReplayedExecutable(Executable):
         recording.call = torch.empty(0)
         if self.marked is not None:
             values[self.marked] = recording.call
-        return lambda ranks: None
 
     def backward(
         self, ranks: Sequence[Values], observed: list[Observed] | None = None, *, last: bool = True, send: Callable[[], None] | None = None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from autopar.runtime.collectives import Values
+from autopar.torch_compat import versions_of
 
 
 class Unchanged:
@@ -14,11 +15,11 @@ class Unchanged:
 
     def __init__(self, names: Sequence[str] = (), tensors: Sequence[torch.Tensor] = ()) -> None:
         self._names, self._tensors = names, tensors
-        self._versions = [tensor._version for tensor in tensors]
+        self._versions = versions_of(tensors)
 
     def find_changed(self) -> str | None:
         """The first of them that was changed in place since."""
-        versions = [tensor._version for tensor in self._tensors]
+        versions = versions_of(self._tensors)
         if versions == self._versions:
             return None
         return next(name for name, now, before in zip(self._names, versions, self._versions, strict=True) if now != before)

@@ -253,7 +253,9 @@ class Step:
         Raises:
             UsageError: another shape or dtype than planned.
         """
-        is_plain, tensor = not isinstance(tensor, DTensor), _written_out(tensor)
+        is_plain = not isinstance(tensor, DTensor)
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = _written_out(tensor)
         if is_plain and self.taken_whole.get(item.tensor) == (tensor.shape, tensor.dtype, tensor.device):
             return tensor.detach()
         planned, spec, mesh = self.graph.tensors[item.tensor], self.spec(item.tensor), self.place.mesh
@@ -344,7 +346,7 @@ class TrainingStep(torch.autograd.Function):
             hint = "leave create_graph out; what needs gradients of gradients (a penalty on them) runs on the plain model"
             raise UsageError("create_graph=True asks for gradients that can be differentiated; the planned backward is no graph", hint)
         found = ctx.call.backward(gradients, keep=keeps_autograd_graph())
-        return (None, None, *store_gradients(ctx, ctx.trained, found))
+        return (None, None, *store_gradients(ctx.trained, found))
 
 
 class Call:

@@ -25,6 +25,7 @@ from autopar.torch_compat.attention import choose_attention
 from autopar.torch_compat.autograd import (
     NOBODYS,
     accumulating,
+    apply_alone,
     computes_again,
     is_reentrant_checkpoint,
     keeps_autograd_graph,
@@ -126,6 +127,7 @@ from autopar.torch_compat.tensors import (
     unflatten,
     unknown_sizes,
     values_of,
+    versions_of,
     wrapper_of,
 )
 from autopar.torch_compat.total_norms import join_total_norms
@@ -168,8 +170,8 @@ from autopar.torch_compat.written_parts import (
 __all__ = [
     "ALIKE_FOR_PARTS", "CALL_HOOKS", "LINEAR", "NOBODYS", "NO_TORCH_FUNCTION", "ORIGIN", "PRODUCTS", "REGROUPING", "STATE_HOOKS", "TESTED",
     "Chunk", "PartOf", "UntestedTorchWarning", "WithinReplicas", "accumulating", "adaptive_result", "add_to_each",
-    "all_gather_single", "answered_as_not_exported", "answered_as_one_device", "argument_of", "as_torch_does", "assert_later",
-    "assign_data", "autocast_on_cpu", "bare_graphs", "before", "beneath_levels", "by_formula", "called_by", "check_tested",
+    "all_gather_single", "answered_as_not_exported", "answered_as_one_device", "apply_alone", "argument_of", "as_torch_does",
+    "assert_later", "assign_data", "autocast_on_cpu", "bare_graphs", "before", "beneath_levels", "by_formula", "called_by", "check_tested",
     "checkpoint_in_chunks", "children_of", "choose_attention", "choose_rules", "collective_modules", "computes_again",
     "convolve_in_whole", "copy_each", "cut_into", "detach_local_parts", "dispatch_mode", "draws", "dtensor_like", "dtensors_like",
     "fake_mode", "flatten_axes", "flatten_with_paths", "format_numbers", "forward_of", "functional_collectives", "gather_unequal_parts",
@@ -184,6 +186,6 @@ __all__ = [
     "reshape_in_place", "role", "runs_a_graph", "schema_of", "shard_beside_blocks", "shares_memory", "spec_of", "split_factor_of",
     "step_local_parts", "step_whole_matrices", "storage_key", "store_gradients", "store_of_world", "strided_shard", "sums_with",
     "take_plain_in_backward", "teach_dtensors", "timeout_of", "trace_joint", "trace_operators", "traced_apart", "traced_as",
-    "traced_in_backward", "transforms_run", "uncompiled", "unflatten", "unknown_sizes", "values_of", "whole_of", "with_backward",
-    "with_level", "without_checkpoints", "without_levels", "wrapper_of", "write_through_views", "write_where_masked",
+    "traced_in_backward", "transforms_run", "uncompiled", "unflatten", "unknown_sizes", "values_of", "versions_of", "whole_of",
+    "with_backward", "with_level", "without_checkpoints", "without_levels", "wrapper_of", "write_through_views", "write_where_masked",
 ]  # fmt: skip

@@ -204,11 +204,22 @@ def computes_again() -> bool:
     return False
 
 
+def apply_alone(function: Any) -> Callable[..., Any]:
+    """``apply`` of an ``autograd.Function`` where no transform of ``torch.func`` runs.
+
+    In torch 2.13 it is Python, which looks at each argument for what a transform left. What it ends in (``_FunctionBase.apply``) does not.
+    """
+    in_python = hasattr(torch.autograd.Function.apply, "__func__")
+    return super(torch.autograd.Function, function).apply if in_python else function.apply
+
+
 NOBODYS = torch.empty((), device="cpu", requires_grad=True)
 """A leaf whose gradient nobody asks for: a backward pass that comes to it comes to all leaves."""
+_TO_NOBODY = torch.autograd.graph.get_gradient_edge(NOBODYS).node
+"""Its node in every graph; a graph's list of its nodes is made anew each time that it is asked for."""
 
 
-def store_gradients(context: Any, leaves: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+def store_gradients(leaves: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     """Puts gradients where autograd would, and gives those that are left to it: None for each that is stored.
 
     Autograd stores a detached gradient, and to detach a DTensor takes it several times as long as all the rest. Left to it are
@@ -219,11 +230,10 @@ def store_gradients(context: Any, leaves: Sequence[Any], gradients: Sequence[tor
     leaf's hooks. Without ``DisableTorchFunctionSubclass`` each of them asks DTensor first, which takes as long again.
 
     Args:
-        context: of the ``autograd.Function`` whose backward runs; its first tensor was ``NOBODYS``.
-        leaves: its further tensors; None where it is not known.
+        leaves: the tensors of the ``autograd.Function`` whose backward runs, behind ``NOBODYS``; None where it is not known.
     """
     left, last = list(gradients), len(gradients) - 1
-    if not _stores_all(context):
+    if not _stores_all():
         return left
     with torch._C.DisableTorchFunctionSubclass():
         for place, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
@@ -236,11 +246,11 @@ def store_gradients(context: Any, leaves: Sequence[Any], gradients: Sequence[tor
     return left
 
 
-def _stores_all(context: Any) -> bool:
+def _stores_all() -> bool:
     """Whether the backward pass that is running stores the gradient of every leaf that it comes to, and looks at none of them before."""
     if torch.is_anomaly_enabled():
         return False
     try:
-        return bool(torch._C._will_engine_execute_node(context.next_functions[0][0]))
+        return bool(torch._C._will_engine_execute_node(_TO_NOBODY))
     except RuntimeError:  # it is autograd compiled
         return False
