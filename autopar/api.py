@@ -432,17 +432,19 @@ def compile(
         MismatchError: the plan was made for another model, mesh or torch, or ranks differ; the first difference is named.
     """
     from autopar.pipeline_plan import PipelinePlan
-    from autopar.runtime import compile_plan  # for start-up time: imports torch
+    from autopar.runtime.compiling import compile_plan, shared_plan  # for start-up time: imports torch
+    from autopar.runtime.pipeline_module import compile_pipeline as compile_stages
 
     if isinstance(plan, str | os.PathLike):
         plan = load(plan)
-    if isinstance(plan, PipelinePlan):
-        given = {"mesh": mesh, "inputs": inputs, "outputs": outputs, "execute": execute, "example": example}
-        for name, value in given.items():
-            if value is not None and (name, value) != ("outputs", "placed"):
-                raise UsageError(f"a pipeline is compiled without {name}", f"leave {name} out, or compile a plan without stages")
-        return compile_pipeline(model, plan, loss=loss, device=device, init=init, seed=seed)
     with user_errors():
+        plan = shared_plan(plan, mesh, device)
+        if isinstance(plan, PipelinePlan):
+            given = {"mesh": mesh, "inputs": inputs, "outputs": outputs, "execute": execute, "example": example}
+            for name, value in given.items():
+                if value is not None and (name, value) != ("outputs", "placed"):
+                    raise UsageError(f"a pipeline is compiled without {name}", f"leave {name} out, or compile a plan without stages")
+            return compile_stages(model, plan, loss=loss, device=device, init=init, seed=seed)
         return compile_plan(
             model, plan, loss=loss, mesh=mesh, inputs=inputs, outputs=outputs, device=device, init=init, seed=seed, execute=execute,
             example=example,
@@ -451,7 +453,7 @@ def compile(
 
 def compile_pipeline(
     model: nn.Module,
-    plan: PipelinePlan | str | os.PathLike[str],
+    plan: PipelinePlan | str | os.PathLike[str] | None,
     *,
     loss: Callable[..., Any] | None = None,
     device: Any = None,
@@ -462,19 +464,25 @@ def compile_pipeline(
 
     Args:
         model: the whole planned model, with real weights (kept) or meta weights (made by ``init``, or by its modules).
-        plan: the plan or the path of its file, the same on all ranks.
+        plan: as for ``compile``, of a pipeline.
         loss: the loss it was planned with. A plan made in this process remembers it.
         device, init, seed: see ``compile``.
 
     Raises:
+        UsageError: a plan without stages.
         MismatchError: the plan was made for another model, mesh or torch, or ranks differ.
     """
-    from autopar.runtime.pipeline_module import compile_pipeline as compile_stages  # for start-up time: imports torch
+    from autopar.pipeline_plan import PipelinePlan
+    from autopar.runtime.compiling import shared_plan  # for start-up time: imports torch
+    from autopar.runtime.pipeline_module import compile_pipeline as compile_stages
 
     if isinstance(plan, str | os.PathLike):
         plan = load_pipeline(plan)
     with user_errors():
-        return compile_stages(model, plan, loss=loss, device=device, init=init, seed=seed)
+        shared = shared_plan(plan, None, device)
+        if not isinstance(shared, PipelinePlan):
+            raise UsageError("the plan has no stages", "pass it to autopar.compile, which takes both kinds")
+        return compile_stages(model, shared, loss=loss, device=device, init=init, seed=seed)
 
 
 def load_pipeline(path: str | os.PathLike[str]) -> PipelinePlan:

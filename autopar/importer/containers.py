@@ -63,19 +63,24 @@ def changed(function: Callable[[Tensor], Any], value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Kind:
-    """The class of a result, and of what it holds, by name or place."""
+    """The class of a result, and of what it holds, by key, field or place."""
 
     cls: type
-    parts: Mapping[str, Kind]
+    parts: Mapping[Any, Kind]
 
     def of(self, made: Any) -> Any:
-        """What was made in this one's place, in the class of a model's own: a dataclass, or a tuple with names. Else as it is."""
+        """What was made in this one's place, in the class of a model's own: a dataclass, a list, or a tuple with names; a mapping with its
+        own keys. Else as it is."""
         if isinstance(made, Mapping):
             kind: Any = type(made)
-            return self._filled(kind((name, self.parts[name].of(part) if name in self.parts else part) for name, part in made.items()))
+            keys = {str(key): key for key in self.parts}
+            known = ((keys[name], self.parts[keys[name]].of(part)) if name in keys else (name, part) for name, part in made.items())
+            return self._filled(kind(known))
         if isinstance(made, tuple):
-            parts = [self.parts[str(place)].of(part) if str(place) in self.parts else part for place, part in enumerate(made)]
-            return self.cls(*parts) if hasattr(self.cls, "_fields") else type(made)(*parts) if hasattr(made, "_fields") else tuple(parts)
+            parts = [self.parts[place].of(part) if place in self.parts else part for place, part in enumerate(made)]
+            if self.cls is list or hasattr(self.cls, "_fields"):
+                return parts if self.cls is list else self.cls(*parts)
+            return type(made)(*parts) if hasattr(made, "_fields") else tuple(parts)
         return made
 
     def _filled(self, made: Mapping[str, Any]) -> Any:
@@ -93,7 +98,7 @@ def kind_of(value: Any) -> Kind:
         parts = dict(enumerate(value))
     elif isinstance(value, Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         parts = value if isinstance(value, Mapping) else {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
-    return Kind(type(value), {str(name): kind_of(part) for name, part in parts.items()})
+    return Kind(type(value), {name: kind_of(part) for name, part in parts.items()})
 
 
 def parts_of(value: Any) -> dict[str, Any]:

@@ -217,8 +217,8 @@ class CallTree:
         return is_leaf(read_plain(self.arguments["outputs"]))
 
     def result(self, outputs: Mapping[str, Any]) -> Any:
-        """The outputs, by tensor name, in the nesting of the captured result: lists come back as tuples, dataclasses and named tuples as
-        their own class where it is known, other named parts as a ``Record``."""
+        """The outputs, by tensor name, in the nesting of the captured result. Where its classes are known lists, dataclasses and named
+        tuples are of their own, else tuples and ``Record``, as other named parts are."""
         made = _rebuild(self.arguments["outputs"], outputs)
         return made if self.kind is None else self.kind.of(made)
 

@@ -53,7 +53,7 @@ Example = tuple[tuple[Any, ...], Mapping[str, Any], tuple[Any, ...]]
 
 def compile_plan(
     model: nn.Module,
-    plan: Plan | None,
+    plan: Plan,
     *,
     loss: Callable[..., Any] | None = None,
     inputs: Inputs | None = None,
@@ -70,7 +70,7 @@ def compile_plan(
     Args:
         model: the model that was planned; its loaded weights are kept, and it is not changed. Where ranks hold different weights, those
             of the first rank that has values count.
-        plan: the same on all ranks; None where another rank's is to be received.
+        plan: the same on all ranks (see ``shared_plan``).
         loss: the loss it was planned with.
         inputs: ``global``: plain tensors in calls are whole and equal on all ranks; ``local``: they are each rank's own part. By default as
             planned.
@@ -93,10 +93,8 @@ def compile_plan(
     if inputs is not None:
         check_one_of("inputs", inputs, get_args(Inputs))
     check_one_of("outputs", outputs, get_args(Outputs))
-    if plan is not None and not isinstance(plan, Plan):
-        raise UsageError(f"a {type(plan).__name__} is not a plan", "pass what autopar.plan or autopar.load returns, or a file's path")
     check_seed(seed)
-    plan = shared_plan(plan, mesh, device)
+    join_launched()
     check_torch(plan)
     loss = loss or plan.loss
     if mesh is None:
@@ -141,15 +139,19 @@ def join_launched() -> None:
             raise UsageError(f"torch.distributed cannot be started from the environment: {error}", hint) from error
 
 
-def shared_plan(plan: Plan | None, mesh: DeviceMesh | None, device: str | torch.device | None) -> Plan:
+def shared_plan(
+    plan: Plan | PipelinePlan | None, mesh: DeviceMesh | None, device: str | torch.device | None
+) -> Plan | PipelinePlan:  # fmt: skip
     """The plan, or that of the first rank that has one. Collective.
 
     Args:
         device: of this rank, which NCCL must know before the first exchange.
 
     Raises:
-        UsageError: no rank has one.
+        UsageError: it is no plan, or no rank has one.
     """
+    if plan is not None and not isinstance(plan, Plan | PipelinePlan):
+        raise UsageError(f"a {type(plan).__name__} is not a plan", "pass what autopar.plan or autopar.load returns, or a file's path")
     join_launched()
     if dist.is_initialized() and dist.get_world_size() > 1:
         find_device(device)
@@ -157,9 +159,10 @@ def shared_plan(plan: Plan | None, mesh: DeviceMesh | None, device: str | torch.
         holding = everyones(plan is not None, team)
         if any(holding) and not all(holding):
             source = holding.index(True)
-            box = [plan.to_json() if plan is not None and team.rank == source else None]
+            box: list[Any] = [(type(plan), plan.to_json()) if plan is not None and team.rank == source else None]
             dist.broadcast_object_list(box, team.members[source], team.group)
-            plan = plan or Plan.from_json(str(box[0]), f"the plan of rank {source}")
+            kind, text = box[0]
+            plan = plan or kind.from_json(text, f"the plan of rank {source}")
     if plan is None:
         raise UsageError("there is no plan", "plan on one rank and pass None on the others, or the same plan on all")
     return plan
@@ -179,7 +182,8 @@ def shared_plans(plans: Mapping[Any, Plan] | None, mesh: DeviceMesh | None, devi
     known: list[Any] = next(item for item in everyone if item is not None)
     if any(item not in (None, known) for item in everyone):
         raise MismatchError("ranks have plans of other lengths", "plan on one rank and pass None on the others, or the same plans on all")
-    return {known[0]: first, **{call: shared_plan(plans[call] if plans is not None else None, mesh, device) for call in known[1:]}}
+    found = {known[0]: first, **{call: shared_plan(plans[call] if plans is not None else None, mesh, device) for call in known[1:]}}
+    return {call: plan for call, plan in found.items() if isinstance(plan, Plan)}
 
 
 def _rebuilt(model: nn.Module, plan: Plan, loss: Callable[..., Any] | None, example: Example | None) -> tuple[Capture, Schedule]:

@@ -141,6 +141,26 @@ class ShardedModule(WithinReplicas, OwnStates):
         """The model's own."""
         self.tree.zero_grad(*args, **kwargs)
 
+    def __getitem__(self, place: Any) -> Any:
+        """The model's own part, where it has parts by place or name: a ``Sequential``."""
+        return self.tree[place]
+
+    def __len__(self) -> int:
+        """The model's own."""
+        return len(self.tree)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The model's own."""
+        return iter(self.tree)
+
+    def __contains__(self, item: Any) -> bool:
+        """The model's own."""
+        return item in self.tree
+
+    def __bool__(self) -> bool:
+        """The model's own: true where it has no length."""
+        return bool(self.tree)
+
     @torch.compiler.disable(reason="the planned program is one already: autopar.compile(..., execute='compiled')")
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's arguments, then the loss's; the model's (or the loss's) result.

@@ -131,6 +131,22 @@ def test_modules_of_one_mesh_share_their_groups() -> None:
         assert all(later == first for first, *rest in found for later in rest)
 
 
+@pytest.mark.parametrize("compiled", [autopar.compile, autopar.compile_pipeline])
+def test_one_rank_plans_for_all(compiled: Any) -> None:
+    plan, (model, args) = plan_of("masked", "pp=2"), build("masked")
+
+    def run(rank: int) -> float:
+        return compiled(model, plan if rank == 1 else None)(*args).item()
+
+    assert on_ranks(run, 2) == [pytest.approx(model(*args).item())] * 2
+
+
+def test_a_plan_without_stages_is_no_pipelines() -> None:
+    model, args = build("masked")
+    with pytest.raises(UsageError, match="the plan has no stages"):
+        autopar.compile_pipeline(model, autopar.plan(model, args, mesh="1", hardware=stressed(), effort="low"))  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 def test_any_legal_timetable_runs() -> None:
     """Orders drawn at random, half of them with gradients of weights apart: no rank waits for ever, and losses and gradients are those of

@@ -185,6 +185,37 @@ def test_parts_of_a_result_are_read_as_the_models_own(kind: str) -> None:
     assert verify(plan, (named(), (X,)), steps=2).passed
 
 
+def test_keys_and_lists_of_a_result_are_the_models_own() -> None:
+    model = Named("dict")
+    plan = autopar.plan(model, (X,), mesh="2", hardware="cpu-cluster", mode="inference")
+
+    def run(rank: int) -> tuple[list[Any], type]:
+        result = autopar.compile(model, plan)(X)
+        return list(result), type(result["pair"])
+
+    assert on_ranks(run, 2) == [([7, "pair"], list)] * 2
+
+
+def test_layers_are_found_by_place_where_the_models_are() -> None:
+    """A model without places says so as it does by itself."""
+    model = nn.Sequential(nn.Linear(16, 4), nn.Tanh(), nn.Linear(4, 16)).double()
+    plan = autopar.plan(model, (X,), mesh="2", hardware="cpu-cluster")
+    other = autopar.plan(tied(), (X,), mesh="2", hardware="cpu-cluster")
+
+    def run(rank: int) -> list[Any]:
+        module, plain = autopar.compile(model, plan), autopar.compile(tied(), other)
+        with pytest.raises(TypeError, match="'Tied' object is not subscriptable"):
+            plain[0]
+        with pytest.raises(TypeError, match="object of type 'Tied' has no len"):
+            len(plain)
+        with torch.no_grad():
+            module[-1].bias.fill_(1.0)
+        return [len(module), [type(part).__name__ for part in module], module[1] in module, len(module[1:]), bool(plain),
+                module.get_parameter("2.bias").full_tensor().sum().item()]  # fmt: skip
+
+    assert on_ranks(run, 2) == [[3, ["Linear", "Tanh", "Linear"], True, 2, True, 16.0]] * 2
+
+
 def named() -> Named:
     torch.manual_seed(0)
     return Named("tuple")
