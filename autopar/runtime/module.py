@@ -374,9 +374,8 @@ class ShardedModule(WithinReplicas, OwnStates):
         Raises:
             UsageError: a forward is computed again, and would draw something else than it did.
         """
-        if not self._draws(step):
-            return 0
-        if torch.initial_seed() != self._seeded:
+        draws = self._draws(step)
+        if draws and torch.initial_seed() != self._seeded:
             self.__dict__["_seeded"] = torch.initial_seed()
             text = (
                 "torch.manual_seed was called after the first call of a compiled module, which draws on of the seed agreed on there,"
@@ -384,10 +383,11 @@ class ShardedModule(WithinReplicas, OwnStates):
             )
             warnings.warn(text, LaterSeedWarning, stacklevel=8)
         number = SEEDS * (self.dropout_seed or 0) + self.dropout_step + (0 if trains else OTHER_CALLS * self.other_calls)
-        if trains and number != self._drawn and computes_again():
+        if draws and trains and number != self._drawn and computes_again():
             message = "the module is computed again within backward, as by torch.utils.checkpoint: it would draw other random numbers"
             raise UsageError(message, "leave the checkpoint out: a plan recomputes by itself where memory is short")
-        self.__dict__["_drawn"] = number
+        if draws:
+            self.__dict__["_drawn"] = number
         members, world = self.team.members, self.team.world
         return number if len(members) == world else number * world + min(members)
 
