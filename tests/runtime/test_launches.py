@@ -30,18 +30,19 @@ CALLS = {"start": 1, "wait": 1}
 def counted_on_rank(schedule: Schedule) -> Iterator[tuple[Instruction, int]]:
     """Each instruction of a step, and the calls of torch that it makes on the first rank, which receives nothing.
 
-    Left out are counters that step in one call: prices have them one by one, as programs in other forms run them.
+    Left out are counters that step in one call, and means that are one: prices have them one by one.
     """
     backend, device = LoneRank(schedule.machine.mesh), torch.device("cpu")
     binding = execution._Binding(schedule, backend, device, True, True, Tail())
     values = {item.tensor: stand_in(schedule, item.tensor) for item in schedule.graph.inputs}
     flights: dict = {}
-    counters = {place for group in binding.counters.values() for place in group}
+    joined = {place for group in binding.counters.values() for place in group}
+    joined.update(place for mean in binding.means.values() for place in mean.places)
     for place, item in enumerate(schedule.instructions):
         segment = binding.segment("one", [place])
         with torch.no_grad(), counted_kernels() as found:
             segment([values], flights, None)
-        if place in counters:
+        if place in joined:
             continue
         yield item, sum(count for name, count in found.items() if name not in UNCOUNTED)
 
