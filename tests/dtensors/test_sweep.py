@@ -5,10 +5,14 @@ A call is right, or it is refused on all ranks alike. A refusal that is not list
 
 from __future__ import annotations
 
+import ast
 import inspect
 import itertools
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,6 +30,8 @@ from autopar.sharding import ShardingSpec
 from autopar.torch_compat import dtensor_rules, lay_by_parts, leaves_of, teach_dtensors
 from tests.dtensors.functions import ARGUMENTS, FUNCTIONS
 from tests.runtime.test_training import on_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
 
 EQUAL, UNEQUAL, EMPTY = (12, 12), (7, 10), (5, 10)
 """Rows and columns of the first argument."""
@@ -202,20 +208,24 @@ def test_blocks_are_gathered_where_torchs_rules_do_not_know_them(known: bool, mo
     check(2, OTHERWISE_IN_211)
 
 
+def untaught_and_taught(rank: int) -> list[float]:
+    """The sum of a gradient by torch's own rules, and by those of ``teach_dtensors``."""
+    device_mesh, spec = init_device_mesh("cpu", (2,)), ShardingSpec.parse("S0 R")
+    part = to_dtensor(torch.ones(2, 6), spec, (4, 6), device_mesh).requires_grad_()
+    found = []
+    for _ in range(2):
+        (gradient,) = torch.autograd.grad(F.mse_loss(part, torch.zeros_like(part)), [part])
+        found.append(gradient.full_tensor().sum().item())
+        teach_dtensors()
+    return found
+
+
 def test_rules_that_were_used_before_are_not_kept() -> None:
-    """A script may compute with DTensors before it compiles."""
-
-    def run(rank: int) -> list[float]:
-        device_mesh, spec = init_device_mesh("cpu", (2,)), ShardingSpec.parse("S0 R")
-        part = to_dtensor(torch.ones(2, 6), spec, (4, 6), device_mesh).requires_grad_()
-        found = []
-        for _ in range(2):
-            (gradient,) = torch.autograd.grad(F.mse_loss(part, torch.zeros_like(part)), [part])
-            found.append(gradient.full_tensor().sum().item())
-            teach_dtensors()
-        return found
-
-    for before, after in on_ranks(run, 2):
+    """A script may compute with DTensors before it compiles. It is a process of its own: in this one a test may have compiled."""
+    code = "from tests.dtensors.test_sweep import on_ranks, untaught_and_taught; print(on_ranks(untaught_and_taught, 2))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for before, after in ast.literal_eval(done.stdout):
         assert after == pytest.approx(2.0) != before  # torch's own is twice as large
 
 
