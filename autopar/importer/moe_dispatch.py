@@ -50,7 +50,7 @@ def _put_in(region: Region) -> None:
 
 
 def _make(region: Region, at: Node, change: Change) -> Node:
-    """What stands for a node, before it."""
+    """The replacement of a node, inserted before it."""
     match change.kind:
         case "dispatch":
             return _dispatch(region, at, at.args[0])

@@ -46,7 +46,7 @@ class _State:
 
 @dataclass(frozen=True)
 class Change:
-    """What stands for a node once rows are dispatched.
+    """The replacement of a node once rows are dispatched.
 
     Args:
         kind: ``dispatch``: rows that are taken; ``numbers``: each row's expert. ``rows``: the same of dispatched rows. ``histogram``: the
@@ -62,12 +62,12 @@ class Change:
 
 @dataclass
 class Region:
-    """What follows from one sort.
+    """The nodes that one sort changes.
 
     Args:
         sort: the node.
         states: of the nodes in its order.
-        instead: what stands for a node once rows are dispatched; a node without one stays.
+        instead: the replacement of a node; a node without one stays.
         spare: other nodes that are needed for these alone, if nobody else reads them.
         experts: how many there are by the grouped products that were met; 0 before the first.
         numbers: the node of each dispatched row's expert, once it is made.

@@ -117,7 +117,7 @@ class _Chains:
 
 
 def _find_mean(chains: _Chains, line: _Line) -> Mean | None:
-    """A sum over dims of which every rank has all, and the division by their size."""
+    """A sum over dims that every rank has whole, and the division by their size."""
     if line.op.target not in MEANS:
         return None
     (summed,) = line.item.reads
