@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autopar
+from autopar import zoo
 from autopar.check import check
 from autopar.plan import Plan
 from autopar.recording import load
@@ -36,6 +37,17 @@ def test_the_graph_is_compared(plan_file: Path) -> None:
     plan = load(plan_file)
     assert check(plan, two_layers()) == ()
     assert check(plan, two_layers(batch=32))[0].where == "model.graph_sha256"
+
+
+def test_how_microbatches_add_up_is_compared() -> None:
+    """The loss of the step would be twice that of the batch, or half of it."""
+    target = zoo.build("mlp", layers="2", batch=8)
+    graph = autopar.capture(target.model, target.args, loss=target.loss, loss_args=target.loss_args, microbatches=2)
+    made = autopar.plan(graph, mesh="dp=2", hardware="cpu-cluster")
+    assert check(made, graph) == () and made.accumulation is not None
+    weight = 1.5 - made.accumulation.weight
+    edited = made.model_copy(update={"accumulation": made.accumulation.model_copy(update={"weight": weight})})
+    assert [str(item) for item in check(edited, graph)] == [f"accumulation.weight: {weight} in the plan, {1.5 - weight} for the target"]
 
 
 TAMPERINGS = [

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from autopar.check.calls import calls as listed_calls
 from autopar.check.calls import in_order
-from autopar.check.differences import Difference
+from autopar.check.differences import Difference, compare_with_target
 from autopar.check.legs import Call
 from autopar.check.order import Order
 from autopar.check.overwriting import overwriting
@@ -41,18 +41,14 @@ def check(plan: Plan, graph: Graph | None = None) -> tuple[Difference, ...]:
 
     Args:
         plan: as read from the file.
-        graph: the model captured again, to compare its hash with the plan's.
+        graph: the model captured again, of one microbatch, to compare it with the plan's.
 
     Raises:
         FileError: a plan whose hardware cannot be read. UsageError: no plan at all.
     """
     if not isinstance(plan, Plan):
         raise UsageError(f"a {type(plan).__name__} is not a plan", "check what autopar.plan or autopar.load returns")
-    found: list[Difference] = []
-    if graph is not None and graph.sha256 != plan.model.graph_sha256:
-        found.append(
-            Difference("model.graph_sha256", f"{plan.model.graph_sha256[:12]}... in the plan, {graph.sha256[:12]}... for the target")
-        )
+    found = list(compare_with_target(plan, graph)) if graph is not None else []
     try:
         find_optimizer(plan.model.optimizer)
     except CostModelError as error:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from autopar.check import check
 from autopar.check.baselines import compare_with_baselines
 from autopar.check.clock import makespan
-from autopar.check.differences import Difference, close, count, seconds
+from autopar.check.differences import Difference, close, compare_with_target, count, seconds
 from autopar.cost_models import Hardware
 from autopar.graph import DTYPE_BYTES, RECEIVE, SEND, Graph
 from autopar.pipeline_plan import PipelinePlan, StagePlan
@@ -33,14 +33,12 @@ def check_pipeline(plan: PipelinePlan, graph: Graph | None = None) -> tuple[Diff
     """Differences between a pipeline's plan and what is recomputed, those first that keep it from running; empty when it holds.
 
     Args:
-        graph: the model's graph of one microbatch, to compare its hash with the plan's.
+        graph: the model's graph of one microbatch, to compare it with the plan's.
 
     Raises:
         FileError: a plan whose hardware cannot be read.
     """
-    found = list[Difference]()
-    if graph is not None and graph.sha256 != plan.model.graph_sha256:
-        found.append(Difference("model.graph_sha256", "the target has another graph than the planned one"))
+    found = list(compare_with_target(plan, graph)) if graph is not None else []
     for number, stage in enumerate(plan.stages):
         found += [replace(item, where=f"stages[{number}].plan.{item.where}") for item in check(stage.plan)]
         found += _stage(plan, number, stage)

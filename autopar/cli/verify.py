@@ -53,7 +53,8 @@ def verify(
     if not found.passed:
         first, *more = found.problems
         rest = f", and {len(more)} more" if more else ""
-        raise VerificationError(f"{plan} failed on {found.ranks} ranks: {first}{rest}", "autopar check says whether the plan was edited")
+        hint = f"run autopar check {plan} {target}: it says whether the plan was edited"
+        raise VerificationError(f"{plan} failed on {found.ranks} ranks: {first}{rest}", hint)
     note(f"{plan} verified on {found.ranks} ranks")
 
 
