@@ -72,7 +72,7 @@ class Running:
     @cached_property
     def draws(self) -> bool:
         """Whether a stage, of whichever rank, draws anything at random."""
-        return any(op.target in STILL for op in self.whole.ops)
+        return any(op.target in STILL for graph in self.stages.graphs for op in graph.ops)
 
     @cached_property
     def mine(self) -> tuple[tuple[int, Action], ...]:

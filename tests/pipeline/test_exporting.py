@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,31 @@ def test_a_loaded_pipeline_is_the_compiled_one(
         assert same_names and alike and restored
         shapes = ", ".join(f"{item} {list(tensor.shape)}" for item, tensor in zip(plan.inputs, args, strict=True))
         assert all(f"an exported program runs the planned call alone: training, {shapes}\nhint: " in one for one in words)
+
+
+def test_a_loaded_pipeline_knows_that_it_draws(tmp_path: Path) -> None:
+    """Calls without gradients drop something else each time, as the compiled pipeline's do; a later seed is warned of."""
+    model, args = dropping()
+    plan = autopar.plan_pipeline(model, args, mesh="pp=2", microbatches=4, hardware=stressed(), effort="low", stages="layers.2")
+    export_program(plan, model, tmp_path / "program")
+
+    def losses(module: nn.Module) -> list[float]:
+        with torch.no_grad():
+            return [module(*args).item() for _ in range(3)]
+
+    def run(rank: int) -> tuple[list[float], list[float], list[str]]:
+        torch.manual_seed(3)
+        module = autopar.load_program(tmp_path / "program")
+        found = losses(module), losses(autopar.compile_pipeline(model, plan))
+        torch.manual_seed(4)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            losses(module)
+        return *found, [one.category.__name__ for one in caught]
+
+    for loaded, compiled, warned in on_ranks(run, 2):
+        assert loaded == compiled and len(set(loaded)) == 3
+        assert "LaterSeedWarning" in warned
 
 
 SCRIPT = """
