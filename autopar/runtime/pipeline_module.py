@@ -180,8 +180,8 @@ class PipelineModule(ShardedModule):
         return self.running.ranks.team
 
     def _trains(self, trained: Sequence[Tensor]) -> bool:
-        """Ranks wait for one another's backward, so those with frozen parameters alone train too."""
-        return True
+        """Ranks wait for one another's backward, so those with frozen parameters alone train too, unless no stage has a gradient."""
+        return any(graph.gradients for graph in self.running.stages.graphs)
 
     def _draws(self, step: Step) -> bool:
         return self._pipelines.running_of(step).draws
@@ -194,7 +194,7 @@ class PipelineModule(ShardedModule):
             given.trained[:] = [(name, tensor) for name, tensor in given.trained if id(tensor) not in taken]
             taken.update(id(tensor) for _, tensor in given.trained)
             wanted += [tensor for _, tensor in given.trained]
-        number = self._draw(step, differentiates)
+        number = self._draw(step, differentiates and self._trains(wanted))
         vanishes = starts_scaled(running.stages) and any(map(is_narrow, running.stages.graphs))
         calls = {
             stage: StageCall(

@@ -114,3 +114,20 @@ def test_a_folder_in_which_a_rank_trains_nothing_runs(tmp_path: Path) -> None:
     for losses, norms in on_ranks(lambda rank: train(autopar.load_program(tmp_path / "program"), args), 2):
         assert losses == pytest.approx(wanted[0], rel=1e-9)
         assert norms == pytest.approx(wanted[1], rel=1e-9)
+
+
+def test_a_loss_that_trains_nothing_asks_for_no_gradient(tmp_path: Path) -> None:
+    """As with torch alone, of compiled and of loaded pipelines."""
+    model, args = dropping()
+    model.requires_grad_(False)
+    plan = autopar.plan_pipeline(model, args, mesh="pp=2", microbatches=4, hardware=stressed(), effort="low", stages="layers.2")
+    export_program(plan, model, tmp_path / "program")
+
+    def run(rank: int) -> list[Any]:
+        found = list[Any]()
+        for module in (autopar.compile(model, plan), autopar.load_program(tmp_path / "program")):
+            losses = [module(*args) for _ in range(2)]
+            found += [*(loss.requires_grad for loss in losses), losses[0].equal(losses[1]), module.dropout_step, module.other_calls]
+        return found
+
+    assert on_ranks(run, 2) == [[False, False, False, 0, 2] * 2] * 2
