@@ -6,14 +6,16 @@ nowhere later.
 
 from __future__ import annotations
 
+import linecache
 import pickle
 import random
 import sys
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -26,7 +28,16 @@ from autopar.importer.axis_groups import sees_one_rank
 from autopar.importer.calls import argument_names, input_name, nested, plain_leaf, tree_of
 from autopar.importer.collective_calls import kept_collectives
 from autopar.importer.containers import Kind, closed, kind_of, opened
-from autopar.importer.diagnosis import OWN_GENERATOR, Carried, at_line, is_known_cause, refuse_collective, refuse_conversion, refuse_rank
+from autopar.importer.diagnosis import (
+    OWN_GENERATOR,
+    Carried,
+    at_line,
+    is_known_cause,
+    is_user_file,
+    refuse_collective,
+    refuse_conversion,
+    refuse_rank,
+)
 from autopar.importer.hidden_state import check_kept, keeps_tensors
 from autopar.importer.indexing import Indexing
 from autopar.importer.known_values import KnownValues
@@ -55,6 +66,10 @@ class ChangedNumberWarning(UserWarning):
 
 class DrawnOnceWarning(UserWarning):
     """A forward draws numbers elsewhere than in torch."""
+
+
+class GradModeWarning(UserWarning):
+    """A forward asks whether gradients are recorded, or whether it runs in inference mode."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +129,7 @@ class Program(nn.Module):
 
     ``attributes``: the paths of plain tensor attributes; those that the forward assigned anew are in ``replaced``.
     ``drawn``: the generators outside of torch that it drew from. ``ran``: is told the result. ``values``: of buffers, by path;
-    ``read``: those that it read.
+    ``read``: those that it read. ``asked``: the questions of the mode of autograd that the user's code asks, with answer, file and line.
     """
 
     def __init__(
@@ -127,6 +142,7 @@ class Program(nn.Module):
         self.replaced: set[str] = set()
         self.drawn: set[str] = set()
         self.read: set[str] = set()
+        self.asked: set[tuple[str, bool, str, int]] = set()
         self.compute_dtype = compute_dtype
         self.model = model
         self.loss = loss
@@ -146,7 +162,7 @@ class Program(nn.Module):
                 known, Called(), Indexing(known), cumulative_averages(), every_row(),
                 torch_compat.refused_collectives(refuse_collective), torch_compat.refused_ranks(refuse_rank),
                 torch_compat.answered_as_one_device(lambda: not sees_one_rank()), kept_collectives(),
-                torch_compat.kept_modules(set(self.modules()), refuse_conversion),
+                torch_compat.kept_modules(set(self.modules()), refuse_conversion), torch_compat.noticed_questions(self._asks),
             ):  # fmt: skip
                 before = _generators()
                 result, left = self._run(traced, *closed((args, kwargs, loss_args), self.call))
@@ -156,6 +172,10 @@ class Program(nn.Module):
                 return left
         except Exception as error:
             raise Carried(error, known.maker_of(error)) from None
+
+    def _asks(self, name: str, answer: bool, frame: FrameType) -> None:
+        if is_user_file(frame.f_code.co_filename):
+            self.asked.add((name, answer, frame.f_code.co_filename, frame.f_lineno))
 
     def _run(self, traced: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], loss_args: tuple[Any, ...]) -> tuple[Any, Any]:
         """The result of the model, or of the loss; and that opened, as what the program gives."""
@@ -244,6 +264,7 @@ def export(
     for name in sorted(module.drawn):
         text = f"the forward draws numbers from {name}: they are drawn once, while it is captured, and stay so in every call"
         warnings.warn(f"{text}; draw them with torch (torch.rand), or pass them as an input", DrawnOnceWarning, stacklevel=2)
+    _warn_of_mode(module.asked, listening)
     values = _values(program, [leaf for _, leaf in leaves], names, weights)
     _check_replaced(program, values, module.replaced)
     left = tuple(sorted(module.replaced))
@@ -265,6 +286,19 @@ def export(
     loss_at, once = (position, False) if train else (None, flagged[-1])
     read = {path: weights.values[path].detach().cpu().clone() for path in sorted(module.read)}
     return Exported(program.graph_module, values, outputs, arguments, loss_at, once, tuple(calls), left, kinds[-1], read)
+
+
+def _warn_of_mode(asked: Iterable[tuple[str, bool, str, int]], listening: bool) -> None:
+    """Warns of questions whose answer is the caller's. In a ``torch.no_grad()`` of the forward's own it is the forward's.
+
+    Args:
+        listening: whether autograd does around the forward, which is not in inference mode.
+    """
+    for name, answer, file, line in sorted(asked):
+        if answer is (listening and name == "is_grad_enabled"):
+            text = f"{file}:{line}: planned as if torch.{name}() were always {answer}: {linecache.getline(file, line).strip()}"
+            hint = f"call the compiled module where torch.{name}() is {answer}, or compute the same in both cases"
+            warnings.warn(f"{text}\nhint: {hint}", GradModeWarning, stacklevel=2)
 
 
 def _exported(

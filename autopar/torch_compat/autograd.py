@@ -148,6 +148,31 @@ def is_reentrant_checkpoint(function: Any) -> bool:
     return function is CheckpointFunction
 
 
+_ASKED_OF = {name: getattr(torch, name) for name in ("is_grad_enabled", "is_inference_mode_enabled")}
+
+
+@contextmanager
+def noticed_questions(noticed: Callable[[str, bool, FrameType], None]) -> Iterator[None]:
+    """Within it, ``noticed`` is told of each call of ``torch.is_grad_enabled`` and ``torch.is_inference_mode_enabled``: the name, the
+    answer, and the frame that asks. They are C, which no mode of torch functions hears of. One imported by its name alone is not heard."""
+
+    def hearing(name: str, plain: Callable[[], bool]) -> Callable[[], bool]:
+        def asked() -> bool:
+            answer = plain()
+            noticed(name, answer, sys._getframe(1))
+            return answer
+
+        return asked
+
+    for name, plain in _ASKED_OF.items():
+        setattr(torch, name, hearing(name, plain))
+    try:
+        yield
+    finally:
+        for name, plain in _ASKED_OF.items():
+            setattr(torch, name, plain)
+
+
 @contextmanager
 def without_checkpoints(noticed: Callable[[], None]) -> Iterator[None]:
     """Within it, a function given to ``torch.utils.checkpoint`` runs as if it were called by itself, and ``noticed`` is called.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from autopar.errors import CaptureError
 from autopar.importer import capture
+from autopar.importer.exported import GradModeWarning
 from autopar.importer.known_values import AssumedFiniteWarning
 from tests.importer.checking import checked, wrong
 from tests.importer.graph_interpreter import run_graph
@@ -149,3 +151,50 @@ def test_torch_asks_whether_a_mask_is_causal_for_speed_alone():
     found = run_graph(captured.graph, {item.tensor: values[item.name].detach() for item in captured.graph.inputs})
     (output,) = captured.graph.outputs
     torch.testing.assert_close(found[output.tensor], encoder(x, mask).detach())
+
+
+def by_gradients(y):
+    return y * 2 if torch.is_grad_enabled() else y * 3
+
+
+def by_inference_mode(y):
+    return y * 3 if torch.is_inference_mode_enabled() else y * 2
+
+
+ASKING = [
+    (by_gradients, "train", 2, "planned as if torch.is_grad_enabled() were always True"),
+    (by_gradients, "inference", 3, "planned as if torch.is_grad_enabled() were always False"),
+    (by_inference_mode, "inference", 2, "planned as if torch.is_inference_mode_enabled() were always False"),
+]
+
+
+@pytest.mark.parametrize(("function", "mode", "factor", "words"), ASKING)
+def test_what_depends_on_the_callers_mode_of_autograd_is_said(function, mode, factor, words):
+    model, x = Model(function), torch.randn(2, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        captured = capture(model, (x,), mode=mode)
+    found = {str(one.message) for one in caught if one.category is GradModeWarning}
+    assert len(found) == 1
+    (text,) = found
+    line = function.__code__.co_firstlineno + 1
+    assert text.startswith(f"{__file__}:{line}: {words}: return y") and "\nhint: call the compiled module where torch.is_" in text
+    numbers = [argument for op in captured.graph.ops for argument in op.args if op.phase == "forward" and argument in (2, 3)]
+    assert numbers == [factor]
+    assert inspect.isbuiltin(torch.is_grad_enabled), "the function is torch's own again"
+
+
+def in_a_mode_of_its_own(y):
+    with torch.no_grad():
+        return y.sin() if torch.is_grad_enabled() else y.cos() + 0 * y
+
+
+def test_what_depends_on_no_caller_is_not():
+    """The forward's own ``torch.no_grad()``, and modules of torch, which ask to choose a faster way."""
+    encoder, x = nn.TransformerEncoderLayer(4, 2, dropout=0.0, batch_first=True), torch.randn(2, 3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GradModeWarning)
+        capture(Model(lambda y: y + in_a_mode_of_its_own(y)), (x,), mode="train")
+        for mode in ("train", "inference"):
+            capture(nn.Sequential(encoder, nn.TransformerEncoder(encoder, 2)), (x,), mode=mode)
+            capture(nn.MultiheadAttention(4, 2, batch_first=True), (x, x, x), mode=mode)
