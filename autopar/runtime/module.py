@@ -27,7 +27,7 @@ from autopar.runtime.host_optimizer import mark_hosted
 from autopar.runtime.loss_gradient import LossScale
 from autopar.runtime.padding import HandOut, Padding
 from autopar.runtime.parts import calls_super, keep_within, told_of_weights
-from autopar.runtime.programs import Programs, input_of
+from autopar.runtime.programs import Key, Programs, called_otherwise, input_of
 from autopar.runtime.rows import block_of
 from autopar.runtime.states import IN_PLACE_OF, OwnStates
 from autopar.runtime.steps import Call, Step, TrainingStep
@@ -267,7 +267,19 @@ class ShardedModule(WithinReplicas, OwnStates):
         """Takes the first rank's seed, unless one was set. Collective."""
         seed = torch.initial_seed()
         own = seed if self.dropout_seed is None else self.dropout_seed
-        self.__dict__.update(_seeded=seed, dropout_seed=everyones(own, self.team)[0])
+        self.__dict__.update(_seeded=seed, dropout_seed=self._everyones(own)[0])
+
+    def _everyones(self, value: Any) -> list[Any]:
+        """The value that each rank gives in a call of a program that is there already, by rank. Collective.
+
+        Raises:
+            MismatchError: the call is a new one on another rank, which compares what it is with the others.
+        """
+        found = everyones(value, self.team)
+        for rank, theirs in enumerate(found):
+            if isinstance(theirs, Key):
+                raise called_otherwise(rank, theirs, f"on rank {rank}")
+        return found
 
     def _compare_inputs(self, step: Step, tensors: Mapping[str, torch.Tensor]) -> None:
         """Compares hashes of the plain inputs with those of the other ranks that pass the same part of them. Collective.
@@ -277,13 +289,14 @@ class ShardedModule(WithinReplicas, OwnStates):
 
         Raises:
             UsageError: another rank was given something else.
+            MismatchError: see ``_everyones``.
         """
         team = self.team
         if len(team.members) == 1:
             return
         given = ((item, tensor) for item, tensor in self.given_to(step, tensors) if not isinstance(tensor, DTensor))
         own = {item.name: (block_of(step, item, team.rank), hash_of(tensor)) for item, tensor in given}
-        for rank, theirs in enumerate(everyones(own, team)):
+        for rank, theirs in enumerate(self._everyones(own)):
             same = {name: found for name, found in own.items() if name not in theirs or theirs[name][0] == found[0]}
             if theirs.keys() == own.keys() and all(theirs[name] == found for name, found in same.items()):
                 continue

@@ -260,8 +260,7 @@ class Programs:
     ) -> Step:  # fmt: skip
         rank = next((rank for rank, other in enumerate(everyones(key, self.main.place.team)) if other != key), None)
         if rank is not None:
-            message = f"this rank and rank {rank} call the module in other modes or with other shapes ({_words(key)} here)"
-            raise MismatchError(message, "call it on all ranks alike; a shorter last batch must be so on all of them")
+            raise called_otherwise(rank, key, "here")
         if len({id(step) for step in self.made.values()} - {id(self.main)}) == MOST:
             hint = "pad batches to a few shapes, and pass numbers that change as tensors"
             raise UsageError(f"the module was called in {MOST + 1} ways beside the planned one", hint)
@@ -369,6 +368,12 @@ class Programs:
         if not isinstance(tensor, DTensor):
             return ShardingSpec.replicated(tensor.dim())
         return from_placements(tensor.placements, tensor.dim(), self.main.place.mesh.sizes)
+
+
+def called_otherwise(rank: int, key: Key, where: str) -> MismatchError:
+    """The refusal of a call that is another one on rank ``rank``; ``key`` is of the call ``where`` says."""
+    message = f"this rank and rank {rank} call the module in other modes or with other shapes ({_words(key)} {where})"
+    return MismatchError(message, "call it on all ranks alike; a shorter last batch must be so on all of them")
 
 
 def _exact_dtype(tensor: torch.Tensor) -> str:

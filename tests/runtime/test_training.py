@@ -277,6 +277,23 @@ def test_ranks_that_call_in_other_ways_are_told() -> None:
     assert "rank 0 call" in second and "\nhint: " in second
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_rank_that_calls_as_planned_is_told_of_a_shorter_batch_elsewhere(before: int) -> None:
+    """The first call agrees on a seed, the second compares inputs; the rank with a shorter batch plans a program for it meanwhile."""
+    plan = plan_of("2")
+
+    def run(rank: int) -> str:
+        module = autopar.compile(net(), plan)
+        for _ in range(before):
+            module(X, Y).backward()
+        size = 8 if rank == 0 else 4
+        return refused(lambda: module(X[:size], Y[:size]))
+
+    for rank, words in enumerate(on_ranks(run, 2)):
+        where = "here" if rank == 1 else "on rank 1"
+        assert f"rank {1 - rank} call the module in other modes or with other shapes (training, x [4, 16], wanted [4, 8] {where})" in words
+
+
 def test_an_inference_plan_does_not_train() -> None:
     reference = net().eval()(X)
     plan = autopar.plan(net(), (X,), mesh="2", mode="inference", hardware="cpu-cluster")
