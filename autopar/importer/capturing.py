@@ -137,7 +137,7 @@ def _traced(
 ) -> tuple[Exported, Graph, tuple[Value, ...]]:  # fmt: skip
     """The graph, and the values that are its inputs."""
     args, kwargs, loss, loss_args, compute_dtype = call
-    with diagnosed("running the model"), autocast_of(compute_dtype):
+    with diagnosed("running the model" if loss is None else "running the model and its loss"), autocast_of(compute_dtype):
         run = partial(export, model, args, kwargs, loss, loss_args, weights, train=train, compute_dtype=compute_dtype, within=within)
         exported = run()
         recording = train or bool(exported.calls)  # a forward may take gradients, of forces say, where nothing trains

@@ -255,7 +255,7 @@ def export(
     again = Program(model, loss, given, [], compute_dtype, lambda _: None, weights.constants, weights.values)
     listening = train if recording is None else recording
     with within(lambda: _run_once(once_through, call, weights)) as module.whole, torch.set_grad_enabled(listening):
-        program = _exported(module, once_through, call, weights)
+        program = _exported(module, again, call, weights)
     leaves, _ = torch_compat.flatten_with_paths(call)
     names = [input_name(path, tops) for path, _ in leaves]
     for path, (was, now) in counted.items():
@@ -301,14 +301,12 @@ def _warn_of_mode(asked: Iterable[tuple[str, bool, str, int]], listening: bool) 
             warnings.warn(f"{text}\nhint: {hint}", GradModeWarning, stacklevel=2)
 
 
-def _exported(
-    module: Program, once_through: Program, call: tuple[Any, ...], weights: FakeWeights
-) -> torch.export.ExportedProgram:  # fmt: skip
-    """The program of a call. Where a model fails that runs on these stand-ins otherwise, it is told that nothing exports it: some make
-    masks in another way then.
+def _exported(module: Program, again: Program, call: tuple[Any, ...], weights: FakeWeights) -> torch.export.ExportedProgram:
+    """The program of a call. Some models make masks in another way where they are exported. Where a model and its loss fail, and ``again``,
+    which is both, runs on these stand-ins otherwise, the model is told that nothing exports it.
 
     Raises:
-        Carried: what the model raises. It says so where the model runs otherwise.
+        Carried: what the model or the loss raises. It says so where both run otherwise.
     """
     try:
         return torch.export.export(module, call, strict=False)
@@ -316,7 +314,7 @@ def _exported(
         if carried.maker is not None or is_known_cause(carried.error):
             raise
         try:
-            _run_once(once_through, call, weights)
+            _run_once(again, call, weights)
         except Exception:
             raise carried from None
         module.deferred[0].clear()

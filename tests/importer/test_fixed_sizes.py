@@ -215,6 +215,14 @@ def test_what_fails_while_it_is_exported_alone_is_told_so(monkeypatch: pytest.Mo
     assert "give it the masks" in refused.value.hint
 
 
+def test_a_loss_that_fails_is_not_taken_for_a_model_that_is_exported() -> None:
+    """A target with fewer rows than the outputs fails outside of an export too."""
+    with pytest.raises(CaptureError) as refused:
+        capture(nn.Linear(8, 4), (torch.randn(8, 8),), loss=F.cross_entropy, loss_args=(torch.zeros(6, dtype=torch.int64),))
+    words = "running the model and its loss fails with ValueError: Expected input batch_size (8) to match target batch_size (6)"
+    assert words in str(refused.value) and "exported" not in str(refused.value)
+
+
 class Strided(nn.Module):
     def __init__(self, stride: int) -> None:
         super().__init__()
