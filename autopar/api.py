@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from autopar.pipeline_plan import PipelinePlan
     from autopar.runtime import ShardedModule
-    from autopar.runtime.pipeline_module import PipelineModule
+    from autopar.runtime.pipelines.module import PipelineModule
     from autopar.search import Progress
 
 
@@ -432,8 +432,8 @@ def compile(
         MismatchError: the plan was made for another model, mesh or torch, or ranks differ; the first difference is named.
     """
     from autopar.pipeline_plan import PipelinePlan
-    from autopar.runtime.compiling import compile_plan, shared_plan  # for start-up time: imports torch
-    from autopar.runtime.pipeline_module import compile_pipeline as compile_stages
+    from autopar.runtime.module.compiling import compile_plan, shared_plan  # for start-up time: imports torch
+    from autopar.runtime.pipelines.module import compile_pipeline as compile_stages
 
     if isinstance(plan, str | os.PathLike):
         plan = load(plan)
@@ -473,8 +473,8 @@ def compile_pipeline(
         MismatchError: the plan was made for another model, mesh or torch, or ranks differ.
     """
     from autopar.pipeline_plan import PipelinePlan
-    from autopar.runtime.compiling import shared_plan  # for start-up time: imports torch
-    from autopar.runtime.pipeline_module import compile_pipeline as compile_stages
+    from autopar.runtime.module.compiling import shared_plan  # for start-up time: imports torch
+    from autopar.runtime.pipelines.module import compile_pipeline as compile_stages
 
     if isinstance(plan, str | os.PathLike):
         plan = load_pipeline(plan)

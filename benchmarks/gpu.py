@@ -49,12 +49,14 @@ from autopar.importer import capture
 from autopar.pricing import inner_seconds
 from autopar.recording.replaying import replay
 from autopar.runtime import simulate as run_lockstep
-from autopar.runtime.backends import LoneRank
-from autopar.runtime.cuda_graphs import find_recorder
-from autopar.runtime.emission import Graphs, emit
-from autopar.runtime.execution import Executable, bind, own_shape
-from autopar.runtime.read_back import check_recordable
-from autopar.runtime.replaying import replayed
+from autopar.runtime.execution.binding import bind
+from autopar.runtime.execution.cuda_graphs import find_recorder
+from autopar.runtime.execution.emission import Graphs, emit
+from autopar.runtime.execution.executable import Executable
+from autopar.runtime.execution.read_back import check_recordable
+from autopar.runtime.execution.replaying import replayed
+from autopar.runtime.ranks.backends import LoneRank
+from autopar.runtime.ranks.placement import own_shape
 from autopar.schedule import Schedule, makespan, simulate
 from benchmarks.host import count_kernels
 

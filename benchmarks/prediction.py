@@ -52,7 +52,7 @@ from autopar.graph import Graph
 from autopar.measurement import measure, to_toml
 from autopar.measurement.clock import Clock
 from autopar.options import resolve_hardware
-from autopar.runtime.placement import local_part
+from autopar.runtime.ranks.placement import local_part
 from autopar.sharding import splits
 from autopar.verify.launch import run_ranks
 from autopar.verify.live_memory import LiveMemory

@@ -67,7 +67,8 @@ Change = Callable[[Any], Any]
 """From what runs to what runs in its place."""
 Within = Callable[[], AbstractContextManager[Any]]
 """Makes a context in which a change is in force."""
-BACKENDS, EXECUTION, CALLS = "autopar.runtime.backends", "autopar.runtime.execution", "autopar.runtime.collectives"
+BACKENDS, CALLS = "autopar.runtime.ranks.backends", "autopar.runtime.ranks.collectives"
+BINDING, INNER_CALLS = "autopar.runtime.execution.binding", "autopar.runtime.instructions.inner_calls"
 
 
 def _patched(place: str, make: Change) -> Within:
@@ -275,15 +276,15 @@ RUNTIME: Mapping[str, Within] = {
     "groups in reverse order": _patched(f"{BACKENDS}:group_of", _groups(lambda old, mesh, axes, rank: old(mesh, axes, rank)[::-1])),
     "groups turned by one": _patched(f"{BACKENDS}:group_of", _groups(lambda old, mesh, axes, rank: _turned(old(mesh, axes, rank)))),
     "groups minor to major": _patched(f"{BACKENDS}:group_of", _groups(lambda old, mesh, axes, rank: old(mesh, axes[::-1], rank))),
-    "offsets of the first rank": _patched(f"{EXECUTION}:localize", _without_offsets),
+    "offsets of the first rank": _patched(f"{BINDING}:localize", _without_offsets),
     "blocks cut along dim 0": _patched(f"{CALLS}:_cutting", _dims_first),
     "blocks joined along dim 0": _patched(f"{CALLS}:_joining", _joined_first),
     "parts of a bucket in reverse order": _patched(f"{CALLS}:_unpacking", _parts_reversed),
-    "slices of the first part": _entry(f"{EXECUTION}:CUT", "slice", _cut_at(lambda index, size: 0)),
-    "slices from the other end": _entry(f"{EXECUTION}:CUT", "slice", _cut_at(lambda index, size: size - 1 - index)),
-    "masks that keep all": _entry(f"{EXECUTION}:CUT", "mask", _cut_at(lambda index, size: 0)),
-    "statistics inside operators of one rank": _patched(f"{EXECUTION}:exchange_now", _own_alone),
-    "inputs of the first rank everywhere": _patched("autopar.runtime.simulation:scatter", _from_nothing),
+    "slices of the first part": _entry(f"{BINDING}:CUT", "slice", _cut_at(lambda index, size: 0)),
+    "slices from the other end": _entry(f"{BINDING}:CUT", "slice", _cut_at(lambda index, size: size - 1 - index)),
+    "masks that keep all": _entry(f"{BINDING}:CUT", "mask", _cut_at(lambda index, size: 0)),
+    "statistics inside operators of one rank": _patched(f"{INNER_CALLS}:exchange_now", _own_alone),
+    "inputs of the first rank everywhere": _patched("autopar.runtime.steps.simulation:scatter", _from_nothing),
 }  # fmt: skip
 """Changes of what runs."""
 

@@ -39,7 +39,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import autopar
 from autopar import zoo
-from autopar.runtime.placement import local_part
+from autopar.runtime.ranks.placement import local_part
 from autopar.verify.launch import run_ranks
 from autopar.verify.trials import name_of
 

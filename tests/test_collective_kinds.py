@@ -14,8 +14,8 @@ import torch
 from autopar.cost_models import Machine, Mesh, load_hardware
 from autopar.cost_models.collectives import KINDS, STEP_KINDS, Group, KindName, received_bytes, seconds
 from autopar.reshard import find_reshard
-from autopar.runtime import backends
-from autopar.runtime.backends import Exchange, LockstepRanks
+from autopar.runtime.ranks import backends
+from autopar.runtime.ranks.backends import Exchange, LockstepRanks
 from autopar.sharding import ShardingSpec
 from tests.test_layout import ROOT, sources
 
@@ -23,7 +23,7 @@ RANKS, FULL = 4, 32
 
 MAY_NAME = {
     "autopar/cost_models/collectives.py": "the records",
-    "autopar/runtime/backends.py": "how each backend runs a kind",
+    "autopar/runtime/ranks/backends.py": "how each backend runs a kind",
     "autopar/reshard/moves.py": "which moves there are",
     "autopar/reshard/trees.py": "moves to and from the class of a permute",
     "autopar/reshard/ways.py": "the same",

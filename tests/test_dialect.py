@@ -13,7 +13,7 @@ import autopar.dialect as dialect
 from autopar.dialect import attention as attention_module
 from autopar.dialect import attention_kernels
 from autopar.errors import UsageError
-from autopar.runtime.operators import find_function
+from autopar.runtime.instructions.operators import find_function
 from autopar.verify.live_memory import LiveMemory
 
 ops = torch.ops.autopar

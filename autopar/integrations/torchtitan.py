@@ -26,8 +26,8 @@ from autopar.errors import UsageError
 from autopar.integrations.planning import check_planning
 from autopar.options import read_mesh
 from autopar.runtime import ShardedModule
-from autopar.runtime.agreement import together
-from autopar.runtime.groups import team_of
+from autopar.runtime.ranks.agreement import together
+from autopar.runtime.ranks.groups import team_of
 from autopar.seeds import SEEDS
 
 try:

@@ -30,8 +30,8 @@ from autopar.plan import Plan
 from autopar.recording import load
 from autopar.rows import Outputs
 from autopar.runtime import load_safetensors
-from autopar.runtime.agreement import together
-from autopar.runtime.groups import team_of
+from autopar.runtime.ranks.agreement import together
+from autopar.runtime.ranks.groups import team_of
 from autopar.torch_compat import map_only, map_tensors
 
 try:

@@ -17,8 +17,8 @@ from autopar.cost_models.collectives import KINDS
 from autopar.cost_models.fitting import CollectiveTime
 from autopar.measurement.clock import Clock, meet, most_over_ranks
 from autopar.measurement.gpu_clock import WINDOWS
-from autopar.runtime.backends import Exchange, ProcessRanks
-from autopar.runtime.groups import group_of
+from autopar.runtime.ranks.backends import Exchange, ProcessRanks
+from autopar.runtime.ranks.groups import group_of
 
 BYTES = tuple(4096 * 8**power for power in range(5)) + (2**26,)
 """Bytes of the gathered, reduced or exchanged tensor: 4 KiB to 64 MiB."""

@@ -24,8 +24,8 @@ from autopar.measurement import rearrangements
 from autopar.measurement.clock import Clock, mean_over_ranks
 from autopar.measurement.gpu_clock import CallTime
 from autopar.measurement.rearrangements import NAME
-from autopar.runtime.kernels import Kernel, bind_kernel
-from autopar.runtime.operators import find_operator, takes_device, with_torch_values
+from autopar.runtime.instructions.kernels import Kernel, bind_kernel
+from autopar.runtime.instructions.operators import find_operator, takes_device, with_torch_values
 from autopar.sharding import ShardingSpec, Strategy
 from autopar.verify.examples import index_bound
 

@@ -15,8 +15,8 @@ from autopar.graph import Graph
 from autopar.importer import capture
 from autopar.measurement.clock import Clock
 from autopar.measurement.operators import ALONE
-from autopar.runtime.compiling import compile_schedule
-from autopar.runtime.module import ShardedModule
+from autopar.runtime.module.compiling import compile_schedule
+from autopar.runtime.module.sharded_module import ShardedModule
 from autopar.schedule import Assignment, make_schedule
 from autopar.sharding import ShardingSpec, Strategy
 from autopar.target import Target

@@ -18,8 +18,7 @@ from autopar.padded.planning import Padded, load_padded
 from autopar.recording import machine_of
 from autopar.rows import Outputs
 from autopar.runtime import ShardedModule
-from autopar.runtime.agreement import everyones, together
-from autopar.runtime.compiling import (
+from autopar.runtime.module.compiling import (
     check_mesh,
     check_parameters,
     check_torch,
@@ -29,8 +28,9 @@ from autopar.runtime.compiling import (
     shared_plans,
     start_process_group,
 )
-from autopar.runtime.groups import team_of
-from autopar.runtime.weights import Initialise
+from autopar.runtime.ranks.agreement import everyones, together
+from autopar.runtime.ranks.groups import team_of
+from autopar.runtime.weights.sharding import Initialise
 
 
 def compile_padded(
@@ -48,7 +48,7 @@ def compile_padded(
     """The model as planned, on this rank, for batches of any length up to the longest. Every rank of the mesh calls it.
 
     A call is padded at its end to the next planned length, and outputs are cut back. Before the first padded call it is seen whether
-    padding changes the result (``runtime.padding``).
+    padding changes the result (``runtime.programs.padding``).
 
     Args:
         padded: the plans or their folder, the same on all ranks; None where another rank's are to be received.

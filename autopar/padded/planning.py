@@ -27,7 +27,7 @@ from autopar.plan import Plan
 from autopar.recording import load
 from autopar.report.units import seconds as seconds_text
 from autopar.report.units import size as bytes_text
-from autopar.runtime.padding import Dims, Padding
+from autopar.runtime.programs.padding import Dims, Padding
 from autopar.torch_compat import map_tensors
 
 IGNORED = -100

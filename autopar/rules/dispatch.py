@@ -31,7 +31,7 @@ def dispatched_results(op: Op, tensors: Mapping[str, Tensor], dispatched: Set[st
 def find_askers(ops: Iterable[Op]) -> frozenset[str]:
     """The dispatches and combines that are the first of their phase to read their choices, by name.
 
-    They find out which rows are at hand, and the runtime keeps that for the others (``runtime.expert_exchange``).
+    They find out which rows are at hand, and the runtime keeps that for the others (``runtime.instructions.expert_exchange``).
 
     Args:
         ops: in the order of a graph.

@@ -434,7 +434,7 @@ INSIDE: Mapping[str, Callable[[Issue], int]] = {
     "autopar.all_gather": lambda issue: 0, "autopar.all_to_all": _kept_exchange,
     "autopar.all_reduce": _kept_reduction, "autopar.reduce_scatter": _kept_reduction,
 }  # fmt: skip
-"""By an operator's row, and the way in which ranks exchange parts: see ``autopar.runtime.inner``."""
+"""By an operator's row, and the way in which ranks exchange parts: see ``autopar.runtime.instructions.inner``."""
 
 
 # --- operators that the host waits for ---------------------------------------------------------------------------------

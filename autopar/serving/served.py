@@ -19,8 +19,7 @@ from autopar.importer import Capture
 from autopar.options import user_errors
 from autopar.recording import machine_of
 from autopar.runtime import ShardedModule
-from autopar.runtime.agreement import together
-from autopar.runtime.compiling import (
+from autopar.runtime.module.compiling import (
     check_mesh,
     check_parameters,
     check_torch,
@@ -29,8 +28,9 @@ from autopar.runtime.compiling import (
     shared_plans,
     start_process_group,
 )
-from autopar.runtime.groups import team_of
-from autopar.runtime.weights import Initialise
+from autopar.runtime.ranks.agreement import together
+from autopar.runtime.ranks.groups import team_of
+from autopar.runtime.weights.sharding import Initialise
 from autopar.schedule import Schedule
 from autopar.serving.cached import NAME, MakeCache, cached
 from autopar.serving.planning import Call, Serving

@@ -11,9 +11,9 @@ import torch
 from autopar.importer import Capture
 from autopar.plan import Plan
 from autopar.recording import replay
-from autopar.runtime.agreement import fetch
-from autopar.runtime.compiling import compile_schedule, execution_of, recapture
-from autopar.runtime.module import ShardedModule
+from autopar.runtime.module.compiling import compile_schedule, execution_of, recapture
+from autopar.runtime.module.sharded_module import ShardedModule
+from autopar.runtime.ranks.agreement import fetch
 from autopar.target import Target
 from autopar.verify.examples import with_values
 from autopar.verify.live_memory import LiveMemory

@@ -28,9 +28,9 @@ import torch.distributed as dist
 from autopar.errors import VerificationError
 from autopar.garbage import young_garbage_only
 from autopar.plan import Plan
-from autopar.runtime.agreement import everyones
-from autopar.runtime.compiling import execution_of
-from autopar.runtime.groups import Team
+from autopar.runtime.module.compiling import execution_of
+from autopar.runtime.ranks.agreement import everyones
+from autopar.runtime.ranks.groups import Team
 from autopar.torch_compat import store_of_world
 from autopar.tuning.contestants import Builder, Contestant
 from autopar.verify.trials import Say

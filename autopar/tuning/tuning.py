@@ -16,9 +16,9 @@ from autopar.options import PlanOptions
 from autopar.plan import Plan
 from autopar.planning.session import open_session
 from autopar.rows import MeasuredCandidate, MeasuredPlan
-from autopar.runtime.agreement import together
-from autopar.runtime.compiling import execution_of, find_device, join_launched, start_process_group
-from autopar.runtime.groups import Team, team_of
+from autopar.runtime.module.compiling import execution_of, find_device, join_launched, start_process_group
+from autopar.runtime.ranks.agreement import together
+from autopar.runtime.ranks.groups import Team, team_of
 from autopar.target import Target
 from autopar.tuning.contestants import Builder
 from autopar.tuning.racing import Race, Run, paired_ratio, rank_runs

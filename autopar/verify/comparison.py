@@ -14,8 +14,8 @@ from autopar.graph import Graph
 from autopar.plan import Plan
 from autopar.rows import CollectivePlan
 from autopar.rules import splits_experts
-from autopar.runtime.footprint import spared_bytes
-from autopar.runtime.placement import difference, in_double
+from autopar.runtime.execution.footprint import spared_bytes
+from autopar.runtime.ranks.placement import difference, in_double
 from autopar.schedule import Schedule
 from autopar.verify.trials import Trial
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from autopar.graph import Graph, Op
 from autopar.rules import count_entries, looked_up
-from autopar.runtime.weights import copy_tree, has_no_values, own_tensors
+from autopar.runtime.weights.sharding import copy_tree, has_no_values, own_tensors
 from autopar.torch_compat import map_tensors
 
 DEFAULT_BOUND = 2

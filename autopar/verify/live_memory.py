@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from autopar.runtime.offloading import HostMemory
+from autopar.runtime.ranks.offloading import HostMemory
 from autopar.torch_compat import dispatch_mode, leaves_of, storage_key
 
 

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import MismatchError
 from autopar.pipeline_plan import PipelinePlan
-from autopar.runtime.compiling import check_torch
-from autopar.runtime.pipeline_module import capture_pipeline, compile_pipeline
+from autopar.runtime.module.compiling import check_torch
+from autopar.runtime.pipelines.module import capture_pipeline, compile_pipeline
 from autopar.seeds import check_seed
 from autopar.target import Target
 from autopar.verify.comparison import TOLERANCES, coarsest, compare_values, relative

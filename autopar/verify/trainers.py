@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 
 from autopar.cost_models import Mesh, find_optimizer
 from autopar.graph import Graph
-from autopar.runtime.host_optimizer import HostOptimizer, is_hosted
-from autopar.runtime.optimizers import MasterWeights
-from autopar.runtime.placement import gather, local_part
+from autopar.runtime.optimizers.host_optimizer import HostOptimizer, is_hosted
+from autopar.runtime.optimizers.master_weights import MasterWeights
+from autopar.runtime.ranks.placement import gather, local_part
 from autopar.sharding import ShardingSpec
 
 LEARNING_RATE = 2e-4

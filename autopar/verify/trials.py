@@ -17,16 +17,16 @@ from autopar.graph import Graph
 from autopar.importer import cut_call, on_one_device, without_fast_path
 from autopar.importer.containers import renewed
 from autopar.importer.precision import autocast_of, call_in
-from autopar.runtime.accumulation import rows_in_reach, run_step
-from autopar.runtime.backends import LockstepRanks
-from autopar.runtime.calls import leaves
-from autopar.runtime.collectives import Observed
-from autopar.runtime.execution import bind
-from autopar.runtime.host_optimizer import HostOptimizer, is_hosted, mark_hosted
-from autopar.runtime.module import ShardedModule
-from autopar.runtime.placement import from_placements, gather, in_double, replica_difference
-from autopar.runtime.simulation import entering, scatter_all
-from autopar.runtime.weights import Place
+from autopar.runtime.execution.binding import bind
+from autopar.runtime.module.sharded_module import ShardedModule
+from autopar.runtime.optimizers.host_optimizer import HostOptimizer, is_hosted, mark_hosted
+from autopar.runtime.ranks.backends import LockstepRanks
+from autopar.runtime.ranks.collectives import Observed
+from autopar.runtime.ranks.placement import from_placements, gather, in_double, replica_difference
+from autopar.runtime.steps.accumulation import rows_in_reach, run_step
+from autopar.runtime.steps.calls import leaves
+from autopar.runtime.steps.simulation import entering, scatter_all
+from autopar.runtime.weights.sharding import Place
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec
 from autopar.torch_compat import local_of, map_tensors

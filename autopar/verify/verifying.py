@@ -14,8 +14,8 @@ import torch
 from autopar.errors import AutoparError, UsageError
 from autopar.graph import Graph
 from autopar.plan import Plan
-from autopar.runtime.calls import leaves
-from autopar.runtime.compiling import check_torch, compile_schedule, rebuild
+from autopar.runtime.module.compiling import check_torch, compile_schedule, rebuild
+from autopar.runtime.steps.calls import leaves
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed
 from autopar.target import Target

@@ -26,8 +26,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from autopar.cost_models import Mesh
-from autopar.runtime.checkpoints import chunks, part_of
-from autopar.runtime.placement import local_part, to_dtensor, to_placements
+from autopar.runtime.ranks.placement import local_part, to_dtensor, to_placements
+from autopar.runtime.weights.checkpoints import chunks, part_of
 from autopar.sharding import ShardingSpec
 from autopar.torch_compat import checkpoint_in_chunks, lay_by_parts, teach_dtensors
 from tests.runtime.test_training import on_ranks

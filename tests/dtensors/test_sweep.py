@@ -24,8 +24,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from autopar.cost_models import Mesh
-from autopar.runtime.checkpoints import part_of
-from autopar.runtime.placement import local_part, to_dtensor
+from autopar.runtime.ranks.placement import local_part, to_dtensor
+from autopar.runtime.weights.checkpoints import part_of
 from autopar.sharding import ShardingSpec
 from autopar.torch_compat import dtensor_rules, lay_by_parts, leaves_of, teach_dtensors
 from tests.dtensors.functions import ARGUMENTS, FUNCTIONS

@@ -16,7 +16,7 @@ from autopar.check import check
 from autopar.errors import ScheduleError
 from autopar.plan import Plan
 from autopar.recording import replay
-from autopar.runtime.simulation import simulate
+from autopar.runtime.steps.simulation import simulate
 from autopar.schedule.legality import check_legal
 
 X, AT = torch.arange(8.0).view(2, 4), torch.tensor([1, 3])

@@ -15,7 +15,7 @@ import autopar
 from autopar.errors import CaptureError
 from autopar.importer import capture
 from autopar.importer.containers import closed, opened
-from autopar.runtime.compiling import rebuild
+from autopar.runtime.module.compiling import rebuild
 from autopar.verify import verify
 from autopar.verify.launch import run_ranks
 

@@ -13,7 +13,7 @@ import autopar
 from autopar import zoo
 from autopar.cost_models import Machine, Mesh
 from autopar.graph import Graph
-from autopar.runtime.simulation import simulate
+from autopar.runtime.steps.simulation import simulate
 from autopar.search import find_plan
 from benchmarks.models import stressed
 

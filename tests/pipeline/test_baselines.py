@@ -19,7 +19,7 @@ from autopar.pipeline.timetable import problems_of
 from autopar.pipeline_plan import PipelinePlan
 from autopar.recording.pipelines import record_pipeline
 from autopar.report import pipeline_summary
-from autopar.runtime.pipelines import simulate_pipeline
+from autopar.runtime.pipelines.step import simulate_pipeline
 from autopar.schedule.legality import check_legal
 from tests.pipeline.models import capture, machine, run_on_one, values_of
 

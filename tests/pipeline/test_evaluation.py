@@ -13,7 +13,7 @@ import autopar
 from autopar.errors import AutoparError
 from autopar.pipeline import Boundary, Stages
 from autopar.pipeline_plan import PipelinePlan
-from autopar.runtime.pipeline_programs import _groups_of
+from autopar.runtime.pipelines.programs import _groups_of
 from benchmarks.models import stressed
 from tests.pipeline.models import build
 from tests.pipeline.test_training import plan_of, train

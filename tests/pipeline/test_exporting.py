@@ -24,8 +24,8 @@ from autopar.errors import UsageError
 from autopar.pipeline_plan import PipelinePlan
 from autopar.recording.pipelines import recorded_pipeline, replay_pipeline
 from autopar.runtime import export_program, load_safetensors
-from autopar.runtime.pipelines import simulate_pipeline
-from autopar.runtime.placement import gather
+from autopar.runtime.pipelines.step import simulate_pipeline
+from autopar.runtime.ranks.placement import gather
 from autopar.sharding import ShardingSpec
 from benchmarks.models import stressed
 from tests.pipeline.models import MODELS, build, capture, values_of

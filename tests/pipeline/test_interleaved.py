@@ -41,7 +41,7 @@ from autopar.recording.pipelines import record_pipeline, replay_pipeline
 from autopar.report.pipeline import pipeline_summary
 from autopar.report.pipeline_page import pipeline_html
 from autopar.report.pipeline_timetable import pipeline_svg, pipeline_trace, stage_bars
-from autopar.runtime.pipelines import simulate_pipeline
+from autopar.runtime.pipelines.step import simulate_pipeline
 from autopar.schedule import memory
 from benchmarks.models import stressed
 from tests.pipeline.models import MODELS, build, capture, machine, run_on_one, values_of

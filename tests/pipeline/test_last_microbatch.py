@@ -15,9 +15,9 @@ from autopar.pipeline.result import PipelineResult
 from autopar.pipeline.timetable import Action
 from autopar.pipeline_plan import PipelinePlan
 from autopar.recording.pipelines import record_pipeline
-from autopar.runtime import pipelines
-from autopar.runtime.collectives import Observed
-from autopar.runtime.pipelines import simulate_pipeline
+from autopar.runtime.pipelines import step
+from autopar.runtime.pipelines.step import simulate_pipeline
+from autopar.runtime.ranks.collectives import Observed
 from autopar.schedule.splitting import defer_once, find_once_part
 from tests.pipeline.models import capture, machine, values_of
 
@@ -70,22 +70,22 @@ def test_it_is_sent_before_gradients_are_reduced(
     model, args, graph = capture("masked", 4)
     made, counts = found[1], dict[tuple[int, int], int]()
     runs: list[tuple[int, list[Observed]]] = []
-    start, send = pipelines.StageRun.__init__, pipelines.InProcessMail.send
+    start, send = step.StageRun.__init__, step.InProcessMail.send
 
-    def noted(self: pipelines.StageRun, *rest: object, **named: object) -> None:
+    def noted(self: step.StageRun, *rest: object, **named: object) -> None:
         start(self, *rest, **named)  # type: ignore[arg-type]
         observed = named["observed"]
         assert isinstance(observed, list)
         runs.append((self.stage, observed))
 
-    def counted(self: pipelines.InProcessMail, boundary: Boundary, microbatch: int, parts: object) -> None:
+    def counted(self: step.InProcessMail, boundary: Boundary, microbatch: int, parts: object) -> None:
         if boundary.half == "backward":
             (observed,) = [one for stage, one in runs if stage == boundary.source]
             counts[boundary.source, microbatch] = sum(one.phase == "backward" for one in observed)
         send(self, boundary, microbatch, parts)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pipelines.StageRun, "__init__", noted)
-    monkeypatch.setattr(pipelines.InProcessMail, "send", counted)
+    monkeypatch.setattr(step.StageRun, "__init__", noted)
+    monkeypatch.setattr(step.InProcessMail, "send", counted)
     simulate_pipeline(made.stages, made.schedules, made.order, values_of(graph, model, args))
     for stage in (1, 2):
         assert counts[stage, 3] - counts[stage, 2] == counts[stage, 1] - counts[stage, 0]

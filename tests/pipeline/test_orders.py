@@ -27,7 +27,7 @@ from autopar.pipeline_plan import OrderName, PipelinePlan, StagePlan
 from autopar.recording.pipelines import record_pipeline, replay_pipeline
 from autopar.report.pipeline import pipeline_summary
 from autopar.report.pipeline_timetable import pipeline_svg, stage_bars
-from autopar.runtime.pipelines import simulate_pipeline
+from autopar.runtime.pipelines.step import simulate_pipeline
 from tests.pipeline.models import capture, machine, run_on_one, values_of
 from tests.pipeline.test_steps import random_order
 

@@ -17,7 +17,7 @@ from autopar.pipeline.crossing import crossing_specs
 from autopar.pipeline.planning import plan_pipeline
 from autopar.pipeline.request import PipelineRequest
 from autopar.pipeline.timetable import LETTERS, Part, problems_of, read_order, write_order
-from autopar.runtime.pipelines import simulate_pipeline
+from autopar.runtime.pipelines.step import simulate_pipeline
 from autopar.search import find_plan
 from tests.pipeline.models import capture, machine, run_on_one, values_of
 

@@ -15,9 +15,9 @@ import autopar.dialect  # noqa: F401  registers the operators of ours
 from autopar.cost_models.collectives import KINDS
 from autopar.graph import Dtype, Op, Ref, Tensor
 from autopar.rules import localize
-from autopar.runtime.backends import Unequal
-from autopar.runtime.inner import Answer, body
-from autopar.runtime.operators import find_function, find_operator, named_results, with_tensors, with_torch_values
+from autopar.runtime.instructions.inner import Answer, body
+from autopar.runtime.instructions.operators import find_function, find_operator, named_results, with_tensors, with_torch_values
+from autopar.runtime.ranks.backends import Unequal
 from autopar.sharding import InnerCollective, ShardingSpec, Strategy
 
 Sizes = tuple[int, ...]

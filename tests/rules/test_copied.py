@@ -11,7 +11,7 @@ import torch
 from autopar.graph import Op, Ref
 from autopar.rules import IN_ORDER, find_copied
 from autopar.rules.memory_order import order_of
-from autopar.runtime.operators import find_function
+from autopar.runtime.instructions.operators import find_function
 from autopar.verify.live_memory import LiveMemory
 
 EQUATIONS = ("b s k, k n -> b s n", "b s k, b k n -> b s n", "b s k, b s n -> k n", "b s k, s k n -> b n")

@@ -14,10 +14,10 @@ from autopar.dialect.experts import KeptPlaces
 from autopar.dialect.library import WHOLE
 from autopar.rules import bytes_moved, find_rule, issued_kernels, localize, reads_back, splits_experts, strategies
 from autopar.rules.launches import CALLS_INSIDE
-from autopar.runtime.backends import Unequal
-from autopar.runtime.expert_exchange import KeptWays
-from autopar.runtime.inner import BODIES
-from autopar.runtime.operators import find_function, with_tensors, with_torch_values
+from autopar.runtime.instructions.expert_exchange import KeptWays
+from autopar.runtime.instructions.inner import BODIES
+from autopar.runtime.instructions.operators import find_function, with_tensors, with_torch_values
+from autopar.runtime.ranks.backends import Unequal
 from autopar.sharding import Strategy
 from benchmarks.host import counted_kernels
 from tests.rules.execution import Executed, cut, execute, joined, run_ranks_of, split_run

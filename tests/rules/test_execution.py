@@ -12,7 +12,7 @@ import torch
 from autopar.rules import find_rule, strategies
 from autopar.rules.lookup import find_row
 from autopar.rules.table import POINTWISE, ROWS
-from autopar.runtime.operators import find_operator
+from autopar.runtime.instructions.operators import find_operator
 from tests.rules.cases import CASES, is_gone
 from tests.rules.drawing import Case, F, I, P
 from tests.rules.drawing import drawn as with_tensors

@@ -15,8 +15,8 @@ from autopar.rules import STORING, count_entries, find_rule, flops, is_alias, lo
 from autopar.rules.lookup import find_row
 from autopar.rules.signature import Row, signature
 from autopar.rules.table import ROWS
-from autopar.runtime.inner import BODIES as SPLIT_BODIES
-from autopar.runtime.operators import find_operator, registered
+from autopar.runtime.instructions.inner import BODIES as SPLIT_BODIES
+from autopar.runtime.instructions.operators import find_operator, registered
 from tests.rules.cases import CASES
 from tests.rules.drawing import Case
 from tests.rules.drawing import drawn as with_tensors

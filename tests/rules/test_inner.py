@@ -10,7 +10,7 @@ import torch
 
 from autopar.graph import Op
 from autopar.rules import find_rule, strategies
-from autopar.runtime.inner import body
+from autopar.runtime.instructions.inner import body
 from autopar.sharding import InnerCollective, ShardingSpec, Strategy
 from tests.rules.execution import execute, joined, split_run
 

@@ -20,9 +20,9 @@ from autopar.rules import find_fusable_additions, find_rule, issued_kernels, loc
 from autopar.rules.expansion import plain_factors
 from autopar.rules.launches import CALLS_INSIDE, FORMULAS, IGNORED_CHECK, INDEX_CHECK, INSIDE, READING, sends_copy
 from autopar.rules.table import ROWS
-from autopar.runtime.inner import BODIES, body
-from autopar.runtime.kernels import bind_kernel
-from autopar.runtime.operators import find_function, with_tensors, with_torch_values
+from autopar.runtime.instructions.inner import BODIES, body
+from autopar.runtime.instructions.kernels import bind_kernel
+from autopar.runtime.instructions.operators import find_function, with_tensors, with_torch_values
 from autopar.sharding import Strategy
 from benchmarks.host import counted_kernels
 from tests.rules.cases import CASES

@@ -12,7 +12,7 @@ from autopar.graph import Op, Ref
 from autopar.rules import find_orders, keeps_order
 from autopar.rules.lookup import find_row
 from autopar.rules.memory_order import UNKNOWN, MemoryOrder, order_of
-from autopar.runtime.operators import find_function
+from autopar.runtime.instructions.operators import find_function
 from tests.rules.cases import CASES
 from tests.rules.drawing import Case, drawn
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from autopar.rules import find_rule, localize, strategies, way_of
-from autopar.runtime.inner import body
-from autopar.runtime.operators import with_tensors, with_torch_values
+from autopar.runtime.instructions.inner import body
+from autopar.runtime.instructions.operators import with_tensors, with_torch_values
 from autopar.sharding import InnerCollective, Strategy
 from autopar.verify.live_memory import LiveMemory
 from tests.rules.execution import Executed, cut, execute, joined, split_run
@@ -91,7 +91,7 @@ def test_what_travels_and_beside_what(causal: bool) -> None:
 
 def test_each_turn_has_as_much_to_do_on_every_rank() -> None:
     """The scores that a causal mask leaves, counted turn by turn with the places that each rank's queries and keys have."""
-    from autopar.runtime.sequences import _Place
+    from autopar.runtime.instructions.sequences import _Place
 
     for ranks in (2, 3, 4, 7):
         half = 4

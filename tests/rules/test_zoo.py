@@ -12,7 +12,7 @@ from autopar.cli.target import capture_target
 from autopar.graph import Graph, Op
 from autopar.rules import find_rule, strategies
 from autopar.rules.lookup import find_row
-from autopar.runtime.operators import find_operator, named_results, with_tensors, with_torch_values
+from autopar.runtime.instructions.operators import find_operator, named_results, with_tensors, with_torch_values
 from tests.rules.execution import Executed, joined, split_run
 
 MODELS = (

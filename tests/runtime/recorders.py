@@ -9,8 +9,8 @@ from unittest.mock import patch
 import torch
 
 from autopar.dialect.dropout import prepared_draws
-from autopar.runtime.collectives import Values
-from autopar.runtime.cuda_graphs import find_recorder
+from autopar.runtime.execution.cuda_graphs import find_recorder
+from autopar.runtime.ranks.collectives import Values
 
 
 class RunAgain:
@@ -44,5 +44,6 @@ class RunAgain:
 def on_cpus() -> Iterator[None]:
     """Within it ``execute="cuda_graph"`` compiles and runs on CPUs too."""
     RunAgain.made = 0
-    with patch("autopar.runtime.compiling.find_recorder", lambda device: RunAgain if device.type == "cpu" else find_recorder(device)):
+    where = "autopar.runtime.module.compiling.find_recorder"
+    with patch(where, lambda device: RunAgain if device.type == "cpu" else find_recorder(device)):
         yield

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import autopar
 from autopar import zoo
 from autopar.errors import UsageError
-from autopar.runtime.backends import LockstepRanks
-from autopar.runtime.compiling import rebuild
-from autopar.runtime.execution import bind
+from autopar.runtime.execution.binding import bind
+from autopar.runtime.module.compiling import rebuild
+from autopar.runtime.ranks.backends import LockstepRanks
 from autopar.target import Target
 from autopar.verify import verify
 from autopar.verify.launch import run_ranks

@@ -18,12 +18,12 @@ from autopar.cost_models import Mesh, SubAxis
 from autopar.errors import VerificationError
 from autopar.graph import Graph, GraphInput, GraphOutput, Tensor
 from autopar.reshard import find_reshard
-from autopar.runtime.backends import Exchange, LockstepRanks, ProcessRanks, TracedRanks
-from autopar.runtime.collectives import Call
-from autopar.runtime.execution import bind, groups_needed
-from autopar.runtime.groups import group_of, groups
-from autopar.runtime.placement import local_part
-from autopar.runtime.simulation import simulate
+from autopar.runtime.execution.binding import bind
+from autopar.runtime.ranks.backends import Exchange, LockstepRanks, ProcessRanks, TracedRanks
+from autopar.runtime.ranks.collectives import Call
+from autopar.runtime.ranks.groups import group_of, groups, groups_needed
+from autopar.runtime.ranks.placement import local_part
+from autopar.runtime.steps.simulation import simulate
 from autopar.schedule import OUTPUT, Assignment, Layout, Schedule, make_schedule
 from autopar.schedule.legality import check_legal
 from autopar.sharding import REDUCTIONS, ShardingSpec

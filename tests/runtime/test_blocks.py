@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 import autopar
 from autopar.plan import Plan
 from autopar.runtime import export_program, load_safetensors
-from autopar.runtime.placement import from_placements
+from autopar.runtime.ranks.placement import from_placements
 from autopar.target import Target
 from autopar.verify import verify
 from tests import fused

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.importer import capture
-from autopar.runtime.buffer_writes import find_buffer_writes, find_counters
+from autopar.runtime.instructions.buffer_writes import find_buffer_writes, find_counters
 from autopar.verify import verify
 from autopar.verify.launch import run_ranks
 from benchmarks.host import count_kernels

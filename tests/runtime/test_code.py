@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autopar.runtime.code import Code
+from autopar.runtime.instructions.code import Code
 
 
 def test_a_segment_takes_what_it_reads_and_leaves_what_lives() -> None:

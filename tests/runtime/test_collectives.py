@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from autopar.runtime.backends import LockstepRanks
-from autopar.runtime.collectives import Call
+from autopar.runtime.ranks.backends import LockstepRanks
+from autopar.runtime.ranks.collectives import Call
 from autopar.schedule import Schedule
 from autopar.schedule.collectives import Collective
 from tests.graphs import machine, random_schedule

@@ -20,9 +20,9 @@ from autopar import zoo
 from autopar.errors import MismatchError, UsageError
 from autopar.plan import Plan
 from autopar.runtime import compile_plan, export_program
-from autopar.runtime.agreement import check_agreement
-from autopar.runtime.compiling import example_call, find_device, pick_device
-from autopar.runtime.groups import team_of
+from autopar.runtime.module.compiling import example_call, find_device, pick_device
+from autopar.runtime.ranks.agreement import check_agreement
+from autopar.runtime.ranks.groups import team_of
 from autopar.schedule import Schedule
 from autopar.target import Target
 from autopar.verify.launch import run_ranks

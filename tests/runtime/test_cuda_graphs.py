@@ -17,8 +17,8 @@ import autopar
 from autopar import zoo
 from autopar.errors import UsageError
 from autopar.recording import replay
-from autopar.runtime.cuda_graphs import find_recorder
-from autopar.runtime.read_back import check_recordable
+from autopar.runtime.execution.cuda_graphs import find_recorder
+from autopar.runtime.execution.read_back import check_recordable
 from tests.runtime.recorders import RunAgain, on_cpus
 from tests.runtime.test_replaying import X, Y, compiled, mse, state
 
@@ -210,7 +210,7 @@ def test_a_capture_that_fails_names_the_line() -> None:
     """The operator is one that the table of those that wait lacks."""
     model = Spectrum()
     plan = autopar.plan(model, (X,), mesh="1", mode="inference", hardware="cpu-cluster")
-    with patch("autopar.runtime.compiling.check_recordable", lambda *_: None):
+    with patch("autopar.runtime.module.compiling.check_recordable", lambda *_: None):
         module = compiled("cuda_graph", plan, model, None, device="cuda")
     with pytest.raises(UsageError, match=r"test_cuda_graphs\.py:\d+: aten\._linalg_eigh cannot be captured"):
         module(X.cuda())

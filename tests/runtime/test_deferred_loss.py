@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.runtime import compile_schedule
-from autopar.runtime.deferred_loss import Arrival, LateTensor
-from autopar.runtime.loss_tail import loss_tail
+from autopar.runtime.execution.loss_tail import loss_tail
+from autopar.runtime.steps.deferred_loss import Arrival, LateTensor
 from autopar.schedule import Schedule
 from autopar.search import find_plan
 from autopar.verify.launch import run_ranks

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import autopar
 from autopar.errors import UsageError
 from autopar.runtime import ShardedModule
-from autopar.runtime.module import LaterSeedWarning
+from autopar.runtime.module.sharded_module import LaterSeedWarning
 from tests.runtime.test_training import on_ranks, whole
 
 X = torch.ones(8, 64)

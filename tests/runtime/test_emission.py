@@ -14,7 +14,7 @@ from torch import Tensor
 
 import autopar
 from autopar import zoo
-from autopar.runtime.emission import issue
+from autopar.runtime.execution.emission import issue
 from autopar.torch_compat import assert_later, fake_mode, trace_operators
 from autopar.verify.launch import run_ranks
 from benchmarks.host import counted_kernels
@@ -114,7 +114,7 @@ def test_products_by_expert_that_look_at_values_are_whole_in_a_graph(dtype: str)
 
 def test_places_of_rows_are_found_in_each_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products by expert are taken apart as on a GPU in bfloat16: backward finds where rows end, and which experts there are, anew."""
-    monkeypatch.setattr("autopar.runtime.emission.LOOKING", set())
+    monkeypatch.setattr("autopar.runtime.execution.emission.LOOKING", set())
     torch.manual_seed(0)
     target = zoo.build("moe", dispatch="grouped", dtype="bfloat16", batch=2, seq=4, layers=2, width=16, heads=2, hidden=16, experts=4)
     plan = autopar.plan(target.model, target.args, mesh={"dp": 1}, hardware="h100-sxm")

@@ -13,8 +13,8 @@ import torch
 from autopar.graph import Tensor
 from autopar.recording.writing import list_collectives
 from autopar.rules import ShardingRule, strategies, way_of
-from autopar.runtime.placement import replica_difference
-from autopar.runtime.simulation import simulate
+from autopar.runtime.ranks.placement import replica_difference
+from autopar.runtime.steps.simulation import simulate
 from autopar.sharding import Strategy
 from autopar.verify.comparison import planned
 from tests import assignments
@@ -110,9 +110,9 @@ def test_more_random_plans_run_right(name: str, mode: str, mesh: str, seeds: int
 
 
 def test_values_are_dropped_after_their_last_use() -> None:
-    from autopar.runtime.backends import LockstepRanks
-    from autopar.runtime.execution import bind
-    from autopar.runtime.placement import scatter
+    from autopar.runtime.execution.binding import bind
+    from autopar.runtime.ranks.backends import LockstepRanks
+    from autopar.runtime.ranks.placement import scatter
 
     example = zoo_example("mlp", "train")
     where = machine("2x2")

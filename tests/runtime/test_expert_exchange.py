@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from autopar.runtime.backends import Unequal
-from autopar.runtime.expert_exchange import COUNTS, KeptWays, Put, combine, dispatch, dispatch_ids, find_way
+from autopar.runtime.instructions.expert_exchange import COUNTS, KeptWays, Put, combine, dispatch, dispatch_ids, find_way
+from autopar.runtime.ranks.backends import Unequal
 
 RANKS, EXPERTS, TOKENS, CHOICES = 2, 4, 6, 2
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from autopar.graph import Op, Ref
 from autopar.importer import capture
 from autopar.rules import find_product, find_rule, strategies
-from autopar.runtime.backends import LockstepRanks
-from autopar.runtime.execution import bind
-from autopar.runtime.fusion import Line, Local, Pair, find_fusion
-from autopar.runtime.kernels import bind_kernel
-from autopar.runtime.operators import find_operator
-from autopar.runtime.simulation import simulate
+from autopar.runtime.execution.binding import bind
+from autopar.runtime.instructions.fusion import Line, Local, Pair, find_fusion
+from autopar.runtime.instructions.kernels import bind_kernel
+from autopar.runtime.instructions.operators import find_operator
+from autopar.runtime.ranks.backends import LockstepRanks
+from autopar.runtime.steps.simulation import simulate
 from autopar.schedule import Assignment, Schedule, make_schedule, memory
 from autopar.sharding import ShardingSpec
 from autopar.verify.live_memory import LiveMemory

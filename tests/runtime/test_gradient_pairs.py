@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.importer import capture
-from autopar.runtime.gradient_pairs import TO_INPUT, TO_WEIGHT, find_gradient_pairs
-from autopar.runtime.simulation import simulate
+from autopar.runtime.instructions.gradient_pairs import TO_INPUT, TO_WEIGHT, find_gradient_pairs
+from autopar.runtime.steps.simulation import simulate
 from autopar.schedule import Schedule
 from autopar.search import find_plan
 from autopar.torch_compat import dispatch_mode

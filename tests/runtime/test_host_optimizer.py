@@ -17,8 +17,9 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 import autopar
 from autopar.errors import UsageError
-from autopar.runtime import HostOptimizer, MasterWeights, host_optimizer
-from autopar.runtime.host_optimizer import PlainOptimizerWarning, is_hosted, mark_hosted
+from autopar.runtime import HostOptimizer, MasterWeights
+from autopar.runtime.optimizers import host_optimizer
+from autopar.runtime.optimizers.host_optimizer import PlainOptimizerWarning, is_hosted, mark_hosted
 from autopar.target import Target
 from autopar.verify import verify
 from autopar.verify.live_memory import LiveMemory

@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 
 import autopar
 from autopar.errors import UsageError
-from autopar.runtime.index_check import OutOfReachError, find_checked, raise_index_errors
-from autopar.runtime.simulation import simulate
+from autopar.runtime.instructions.index_check import OutOfReachError, find_checked, raise_index_errors
+from autopar.runtime.steps.simulation import simulate
 from autopar.schedule import Schedule
 from autopar.search import find_plan
 from benchmarks.host import counted_kernels

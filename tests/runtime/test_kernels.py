@@ -8,8 +8,8 @@ from torch import Tensor
 
 from autopar.dialect.experts import Places
 from autopar.dialect.library import WHOLE
-from autopar.runtime.code import Code
-from autopar.runtime.kernels import write_expert_product
+from autopar.runtime.instructions.code import Code
+from autopar.runtime.instructions.kernels import write_expert_product
 
 EXPERTS, COLUMNS, WIDTH, HIDDEN = 3, 4, 8, 12
 SIZES = {"e": EXPERTS, "j": COLUMNS, "k": WIDTH, "n": HIDDEN, "a": 2, "b": 4}

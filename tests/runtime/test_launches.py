@@ -9,10 +9,11 @@ import torch
 
 from autopar.check import check
 from autopar.cost_models import Machine, Mesh, load_hardware
-from autopar.runtime import execution
-from autopar.runtime.backends import LoneRank
-from autopar.runtime.gradient_pairs import TO_INPUT, TO_WEIGHT
-from autopar.runtime.loss_tail import Tail
+from autopar.runtime.execution.binding import Binding
+from autopar.runtime.execution.loss_tail import Tail
+from autopar.runtime.instructions.gradient_pairs import TO_INPUT, TO_WEIGHT
+from autopar.runtime.ranks.backends import LoneRank
+from autopar.runtime.ranks.placement import own_shape
 from autopar.schedule import Schedule
 from autopar.schedule.instructions import Instruction
 from benchmarks.host import counted_kernels
@@ -33,7 +34,7 @@ def counted_on_rank(schedule: Schedule) -> Iterator[tuple[Instruction, int]]:
     Left out are counters that step in one call, and means that are one: prices have them one by one.
     """
     backend, device = LoneRank(schedule.machine.mesh), torch.device("cpu")
-    binding = execution._Binding(schedule, backend, device, True, True, Tail())
+    binding = Binding(schedule, backend, device, True, True, Tail())
     values = {item.tensor: stand_in(schedule, item.tensor) for item in schedule.graph.inputs}
     flights: dict = {}
     joined = {place for group in binding.counters.values() for place in group}
@@ -55,7 +56,7 @@ def host_machine(mesh: str) -> Machine:
 def stand_in(schedule: Schedule, value: str) -> torch.Tensor:
     """Numbers that may be looked up, and sums that are not zero."""
     dtype = getattr(torch, schedule.graph.tensors[value].dtype)
-    shape = execution.own_shape(schedule, value, 0)
+    shape = own_shape(schedule, value, 0)
     return torch.rand(shape).to(dtype) + 1 if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
 
 

@@ -13,16 +13,16 @@ import torch
 import torch.distributed as dist
 
 from autopar.cost_models import Mesh
-from autopar.runtime import lent_buffers
-from autopar.runtime.compiling import start_process_group
-from autopar.runtime.lent_buffers import Sent, lend, pause_at_end
+from autopar.runtime.module.compiling import start_process_group
+from autopar.runtime.ranks import lent_buffers
+from autopar.runtime.ranks.lent_buffers import Sent, lend, pause_at_end
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys, time, torch
 import torch.distributed as dist
 from pathlib import Path
-from autopar.runtime.backends import Exchange, ProcessRanks
+from autopar.runtime.ranks.backends import Exchange, ProcessRanks
 from autopar.cost_models import Mesh
 
 class Last:

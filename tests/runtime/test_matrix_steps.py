@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from autopar.cost_models import Mesh
 from autopar.runtime import to_placements
-from autopar.runtime.matrix_steps import make_each_orthogonal, share_out
-from autopar.runtime.placement import local_part, to_dtensor
+from autopar.runtime.optimizers.matrix_steps import make_each_orthogonal, share_out
+from autopar.runtime.ranks.placement import local_part, to_dtensor
 from autopar.sharding import ShardingSpec
 from autopar.torch_compat import step_whole_matrices, teach_dtensors
 from autopar.verify.launch import run_ranks

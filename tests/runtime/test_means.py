@@ -12,8 +12,8 @@ from torch.nn import functional
 
 import autopar
 from autopar.importer import capture
-from autopar.runtime.means import find_means
-from autopar.runtime.simulation import simulate
+from autopar.runtime.instructions.means import find_means
+from autopar.runtime.steps.simulation import simulate
 from autopar.schedule import Schedule
 from autopar.search import find_plan
 from autopar.target import Target

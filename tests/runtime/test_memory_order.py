@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from autopar.check import check
 from autopar.graph import Graph
 from autopar.importer import capture
-from autopar.runtime import execution
-from autopar.runtime.accumulation import run_step
-from autopar.runtime.backends import LockstepRanks
-from autopar.runtime.code import Code
-from autopar.runtime.execution import bind
-from autopar.runtime.simulation import entering, scatter_all
+from autopar.runtime.execution import binding
+from autopar.runtime.execution.binding import bind
+from autopar.runtime.instructions.code import Code
+from autopar.runtime.ranks.backends import LockstepRanks
+from autopar.runtime.steps.accumulation import run_step
+from autopar.runtime.steps.simulation import entering, scatter_all
 from autopar.schedule import Instruction, Limits, Schedule
 from autopar.schedule.liveness import held
 from autopar.verify.live_memory import LiveMemory
@@ -80,7 +80,7 @@ def levels(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> dict[int, int
         write(self, code, index, item)
         code.add(f"{code.object(partial(note, index))}()")
 
-    monkeypatch.setattr(execution, "WRITE", {kind: partial(noted, write) for kind, write in execution.WRITE.items()})
+    monkeypatch.setattr(binding, "WRITE", {kind: partial(noted, write) for kind, write in binding.WRITE.items()})
     executable = bind(schedule, LockstepRanks(mesh), torch.device("cpu"))
     tensors = schedule.graph.tensors
     scattered = {item.tensor: scatter_all(schedule, item.tensor, torch.ones(tensors[item.tensor].shape)) for item in schedule.graph.inputs}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.errors import UsageError
-from autopar.runtime.module import EmptyBufferWarning
+from autopar.runtime.module.sharded_module import EmptyBufferWarning
 from tests.runtime.test_training import on_ranks, whole
 
 X = torch.randn(4, 8)

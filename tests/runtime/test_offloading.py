@@ -12,11 +12,12 @@ import autopar
 from autopar.errors import UsageError
 from autopar.plan import Plan
 from autopar.recording import replay
-from autopar.runtime.backends import LoneRank
-from autopar.runtime.collectives import Flights, Values
-from autopar.runtime.execution import bind, groups_needed
-from autopar.runtime.offloading import Transfer
-from autopar.runtime.simulation import simulate
+from autopar.runtime.execution.binding import bind
+from autopar.runtime.ranks.backends import LoneRank
+from autopar.runtime.ranks.collectives import Flights, Values
+from autopar.runtime.ranks.groups import groups_needed
+from autopar.runtime.ranks.offloading import Transfer
+from autopar.runtime.steps.simulation import simulate
 from autopar.schedule.freeing import free
 from autopar.verify.live_memory import LiveMemory
 from tests.offloading import free_plan, graph, make, offloaded

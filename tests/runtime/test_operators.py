@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autopar.runtime.operators import SOONER, find_function, registered
+from autopar.runtime.instructions.operators import SOONER, find_function, registered
 from autopar.torch_compat import is_operator
 
 X = torch.linspace(-3, 3, 12).view(3, 4).t()

@@ -13,7 +13,7 @@ import autopar
 from autopar.errors import UsageError
 from autopar.plan import Plan
 from autopar.runtime import export_program, load_program
-from autopar.runtime.calls import OtherCallError, leaves
+from autopar.runtime.steps.calls import OtherCallError, leaves
 from tests.runtime.test_training import gradients, on_ranks, refused, same, whole
 
 IDS, TARGETS = torch.randint(0, 32, (8, 4)), torch.randint(0, 32, (8, 4))

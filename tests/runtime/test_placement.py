@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import _MaskPartial
 
 from autopar.cost_models import Mesh
 from autopar.errors import MismatchError
-from autopar.runtime.placement import from_placements, gather, local_part, replica_difference, scatter, to_dtensor, to_placements
+from autopar.runtime.ranks.placement import from_placements, gather, local_part, replica_difference, scatter, to_dtensor, to_placements
 from autopar.sharding import ShardingSpec, splits
 from autopar.verify.launch import run_ranks
 

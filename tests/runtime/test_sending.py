@@ -12,10 +12,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from autopar.graph import Graph
 from autopar.importer import capture
-from autopar.runtime.accumulation import run_step
-from autopar.runtime.backends import LockstepRanks
-from autopar.runtime.execution import bind
-from autopar.runtime.simulation import entering, scatter_all
+from autopar.runtime.execution.binding import bind
+from autopar.runtime.ranks.backends import LockstepRanks
+from autopar.runtime.steps.accumulation import run_step
+from autopar.runtime.steps.simulation import entering, scatter_all
 from autopar.schedule import memory
 from autopar.verify.live_memory import LiveMemory
 from tests.graphs import machine, random_schedule

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import autopar
-from autopar.runtime.settings import Settings, held_by
+from autopar.runtime.programs.settings import Settings, held_by
 from tests.runtime.test_training import on_ranks
 
 X, Y = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 4

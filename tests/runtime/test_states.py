@@ -25,8 +25,8 @@ import autopar
 from autopar.cost_models import CostModelError, Mesh
 from autopar.errors import InfeasibleError, UsageError
 from autopar.plan import Plan
-from autopar.runtime.checkpoints import part_of
-from autopar.runtime.placement import local_part, to_dtensor, to_placements
+from autopar.runtime.ranks.placement import local_part, to_dtensor, to_placements
+from autopar.runtime.weights.checkpoints import part_of
 from autopar.sharding import ShardingSpec
 from autopar.torch_compat import lay_by_parts, teach_dtensors
 from tests import fused

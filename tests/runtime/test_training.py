@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor
 import autopar
 from autopar.errors import AutoparError, TimeLimitError
 from autopar.plan import Plan
-from autopar.runtime import programs
-from autopar.runtime.agreement import find_sources
-from autopar.runtime.groups import team_of
+from autopar.runtime.programs import programs
+from autopar.runtime.ranks.agreement import find_sources
+from autopar.runtime.ranks.groups import team_of
 from autopar.search import find_plan
 from autopar.verify.launch import run_ranks
 

@@ -23,8 +23,8 @@ from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.reshard import find_reshard
 from autopar.runtime import export_program, load_safetensors
-from autopar.runtime.execution import CUT
-from autopar.runtime.placement import from_placements, gather, scatter
+from autopar.runtime.instructions.local_steps import CUT
+from autopar.runtime.ranks.placement import from_placements, gather, scatter
 from autopar.schedule import Layout
 from autopar.schedule.collectives import Part
 from autopar.sharding import ShardingSpec

@@ -16,8 +16,8 @@ from autopar.importer import capture_graph
 from autopar.plan import Plan
 from autopar.rules import find_rule, may_write_over, strategies
 from autopar.rules.table import ROWS
-from autopar.runtime.operators import registered
-from autopar.runtime.simulation import simulate
+from autopar.runtime.instructions.operators import registered
+from autopar.runtime.steps.simulation import simulate
 from autopar.schedule import Assignment, Schedule, make_schedule, memory, run_passes
 from autopar.schedule.freeing import free
 from autopar.schedule.legality import check_legal

@@ -12,11 +12,11 @@ from autopar.check import check
 from autopar.graph import Graph
 from autopar.importer import capture
 from autopar.rules import is_expansion
-from autopar.runtime.accumulation import run_step
-from autopar.runtime.backends import LockstepRanks
-from autopar.runtime.execution import bind
-from autopar.runtime.placement import gather
-from autopar.runtime.simulation import entering, scatter_all
+from autopar.runtime.execution.binding import bind
+from autopar.runtime.ranks.backends import LockstepRanks
+from autopar.runtime.ranks.placement import gather
+from autopar.runtime.steps.accumulation import run_step
+from autopar.runtime.steps.simulation import entering, scatter_all
 from autopar.schedule import Schedule, memory, step_seconds
 from autopar.schedule.expanding import expand_as_read
 from autopar.schedule.freeing import free

@@ -15,7 +15,7 @@ from autopar.graph import Accumulation, Graph, GraphInput, GraphOutput, Op, Ref,
 from autopar.plan import Plan
 from autopar.recording import replay
 from autopar.rules import find_rule, strategies
-from autopar.runtime.simulation import simulate
+from autopar.runtime.steps.simulation import simulate
 from autopar.schedule import Assignment, Collective, Layout, Limits, Schedule, make_schedule, memory
 from autopar.schedule.legality import check_legal
 from autopar.sharding import ShardingSpec, Strategy

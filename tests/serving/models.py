@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopar.runtime.compiling import rebuild
-from autopar.runtime.simulation import simulate
+from autopar.runtime.module.compiling import rebuild
+from autopar.runtime.steps.simulation import simulate
 from autopar.serving.cached import NAME, cached
 from autopar.serving.planning import Serving
 

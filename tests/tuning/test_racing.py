@@ -12,8 +12,8 @@ import torch
 
 from autopar.cost_models import Mesh
 from autopar.plan import Plan
-from autopar.runtime.compiling import start_process_group
-from autopar.runtime.groups import team_of
+from autopar.runtime.module.compiling import start_process_group
+from autopar.runtime.ranks.groups import team_of
 from autopar.tuning.racing import (
     FOLLOWED,
     OUT_OF_MEMORY,

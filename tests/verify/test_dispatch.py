@@ -18,10 +18,10 @@ from autopar.cost_models import Link, load_hardware
 from autopar.errors import InfeasibleError, UsageError
 from autopar.recording.replaying import replay
 from autopar.rules import find_askers
-from autopar.runtime import expert_exchange
-from autopar.runtime.compiling import check_fixed_sizes
-from autopar.runtime.expert_exchange import KeptWays, Told, find_way
-from autopar.runtime.simulation import simulate
+from autopar.runtime.instructions import expert_exchange
+from autopar.runtime.instructions.expert_exchange import KeptWays, Told, find_way
+from autopar.runtime.module.compiling import check_fixed_sizes
+from autopar.runtime.steps.simulation import simulate
 from autopar.target import Target
 from autopar.verify import verify
 
@@ -114,7 +114,7 @@ def test_numbers_of_rows_are_told_once_a_segment(microbatches: int, operators: i
 
         return run
 
-    monkeypatch.setattr("autopar.runtime.execution.KeptWays", Kept)
+    monkeypatch.setattr("autopar.runtime.execution.binding.KeptWays", Kept)
     monkeypatch.setattr(expert_exchange, "find_way", counted("once", expert_exchange.find_way))
     found = simulate(schedule, given)
     monkeypatch.setattr(Kept, "find", lambda self, *args: counted("each", find_way)(*args))

@@ -10,12 +10,12 @@ import torch
 import autopar
 from autopar.check import check
 from autopar.recording.replaying import replay
-from autopar.runtime.accumulation import run_step
-from autopar.runtime.backends import LoneRank
-from autopar.runtime.collectives import Observed
-from autopar.runtime.execution import bind
-from autopar.runtime.footprint import spared_bytes
-from autopar.runtime.simulation import entering, scatter_all
+from autopar.runtime.execution.binding import bind
+from autopar.runtime.execution.footprint import spared_bytes
+from autopar.runtime.ranks.backends import LoneRank
+from autopar.runtime.ranks.collectives import Observed
+from autopar.runtime.steps.accumulation import run_step
+from autopar.runtime.steps.simulation import entering, scatter_all
 from autopar.schedule import Schedule
 from autopar.schedule.storages import states_bytes
 from autopar.target import Target

@@ -13,7 +13,7 @@ import autopar
 from autopar import zoo
 from autopar.errors import MismatchError
 from autopar.pipeline_plan import PipelinePlan
-from autopar.runtime.backends import LockstepRanks
+from autopar.runtime.ranks.backends import LockstepRanks
 from autopar.verify import verify_pipeline_reduced
 from benchmarks.models import stressed
 from tests.cli.running import autopar as command

@@ -21,8 +21,8 @@ from autopar import zoo
 from autopar.compare import explain
 from autopar.errors import FileError, MismatchError, UsageError, VerificationError
 from autopar.plan import Plan
-from autopar.runtime.compiling import rebuild
-from autopar.runtime.footprint import spared_bytes
+from autopar.runtime.execution.footprint import spared_bytes
+from autopar.runtime.module.compiling import rebuild
 from autopar.target import Target
 from autopar.verify import trials, verify, verifying
 from autopar.verify.comparison import MEMORY_TOLERANCE, error, relative
@@ -190,7 +190,7 @@ def test_half_precision_has_its_own_tolerance() -> None:
 
 
 def test_a_wrong_program_fails_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autopar.runtime import backends
+    from autopar.runtime.ranks import backends
 
     monkeypatch.setitem(backends.REDUCE, "sum", torch.maximum)
     found = verify(plan_of(), target(), backend="simulate", steps=2)

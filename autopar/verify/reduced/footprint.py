@@ -1,4 +1,4 @@
-"""What all ranks hold together, in one process in which the ranks of a group share what they gather (``runtime.backends.SharingRanks``)."""
+"""What all ranks hold together, in one process in which the ranks of a group share what they gather (``SharingRanks``)."""
 
 from __future__ import annotations
 

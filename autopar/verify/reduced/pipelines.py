@@ -12,9 +12,9 @@ from typing import Any
 
 from autopar.pipeline.equal_stages import schedule_for, structure_of
 from autopar.pipeline_plan import PipelinePlan
-from autopar.runtime.compiling import check_torch
-from autopar.runtime.pipeline_module import capture_pipeline
-from autopar.runtime.weights import has_no_values
+from autopar.runtime.module.compiling import check_torch
+from autopar.runtime.pipelines.module import capture_pipeline
+from autopar.runtime.weights.sharding import has_no_values
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed
 from autopar.target import Target

@@ -17,7 +17,7 @@ from autopar.errors import UsageError
 from autopar.graph import Argument, Graph, Op, Tensor
 from autopar.reshard import Shapes
 from autopar.rules import find_rule
-from autopar.runtime.operators import find_operator, named_results, takes_device, with_tensors, with_torch_values
+from autopar.runtime.instructions.operators import find_operator, named_results, takes_device, with_tensors, with_torch_values
 from autopar.schedule import Schedule
 from autopar.schedule.collectives import Part
 from autopar.sharding import runs

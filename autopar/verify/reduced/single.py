@@ -9,8 +9,8 @@ import torch
 
 from autopar.dialect.library import STILL
 from autopar.graph import DIVISOR, Graph, Op
-from autopar.runtime.index_check import check_lookup
-from autopar.runtime.operators import find_operator, named_results, takes_device, with_tensors, with_torch_values
+from autopar.runtime.instructions.index_check import check_lookup
+from autopar.runtime.instructions.operators import find_operator, named_results, takes_device, with_tensors, with_torch_values
 
 Tensors = dict[str, torch.Tensor]
 

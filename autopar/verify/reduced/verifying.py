@@ -17,12 +17,12 @@ from autopar.errors import UsageError
 from autopar.graph import DIVISOR, Accumulation, Graph, GraphInput
 from autopar.plan import Plan
 from autopar.rows import CollectivePlan
-from autopar.runtime.backends import SharingRanks
-from autopar.runtime.collectives import Observed
-from autopar.runtime.compiling import check_torch, rebuild
-from autopar.runtime.placement import replica_difference
-from autopar.runtime.simulation import Simulation, simulate
-from autopar.runtime.weights import has_no_values
+from autopar.runtime.module.compiling import check_torch, rebuild
+from autopar.runtime.ranks.backends import SharingRanks
+from autopar.runtime.ranks.collectives import Observed
+from autopar.runtime.ranks.placement import replica_difference
+from autopar.runtime.steps.simulation import Simulation, simulate
+from autopar.runtime.weights.sharding import has_no_values
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed
 from autopar.target import Target

@@ -1,0 +1,1 @@
+"""Programs in a folder, written and run without the model's code."""

@@ -1,0 +1,1 @@
+"""The ``nn.Module`` that trains, and how it is compiled from a plan."""

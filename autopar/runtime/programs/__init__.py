@@ -1,0 +1,1 @@
+"""The programs of a module: one for each mode, shapes and settings that it is called with."""

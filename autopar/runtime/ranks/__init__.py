@@ -1,0 +1,1 @@
+"""How ranks hold and exchange tensors: their parts, groups, and the collectives between them."""

@@ -1,0 +1,1 @@
+"""One step of training or inference: arguments in, autograd, microbatches, results out."""

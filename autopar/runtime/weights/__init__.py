@@ -1,0 +1,1 @@
+"""How weights lie on ranks and in files."""
