@@ -34,7 +34,7 @@ MAY_NAME = {
     "autopar/rules/table.py": "aten.permute",
     "autopar/pipeline/crossing.py": "a value crosses as in a permute",
     "autopar/cost_models/machine.py": "matrices travel to the ranks that make them orthogonal",
-    "autopar/importer/collective_calls.py": "functions of torch.distributed",
+    "autopar/importer/collectives/calls.py": "functions of torch.distributed",
     "autopar/measurement/links.py": "what is measured beside operators",
     "autopar/measurement/hardware.py": "the link's own figures",
     "autopar/torch_compat/process_groups.py": "functions of torch.distributed",

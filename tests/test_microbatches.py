@@ -25,7 +25,7 @@ from autopar.cost_models import Link, Machine, Mesh, load_hardware
 from autopar.errors import MismatchError, UsageError
 from autopar.graph import Graph
 from autopar.importer import Capture, Captures, capture
-from autopar.importer.microbatches import COUNTED
+from autopar.importer.passes.microbatches import COUNTED
 from autopar.plan import Plan
 from autopar.planning.cautions import MicrobatchWarning
 from autopar.recording import replay

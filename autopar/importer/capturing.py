@@ -18,24 +18,24 @@ from autopar.attributes import in_place_of_originals
 from autopar.errors import CaptureError, UsageError
 from autopar.garbage import young_garbage_only
 from autopar.graph import Graph
-from autopar.importer.autograd_calls import check_hooks, warn_of_checkpoint
-from autopar.importer.blocks import Plain, find_blocks
-from autopar.importer.buffer_in_place import stored
-from autopar.importer.containers import Kind
-from autopar.importer.dense_gradients import with_dense_gradients
-from autopar.importer.diagnosis import diagnosed
-from autopar.importer.exported import Exported, Value, Whole, Within, all_held, check_plain, export
-from autopar.importer.groups import find_groups
-from autopar.importer.joint import DialectProgram, check_sizes, trace
-from autopar.importer.known_graphs import KNOWN, describe
-from autopar.importer.lowering import Lowering
-from autopar.importer.moe_dispatch import dispatch_rows
-from autopar.importer.precision import autocast_of, check_compute_dtype, is_autocast, share_casts, where_used
-from autopar.importer.repeats import Chain, find_chains
-from autopar.importer.roles import attached
-from autopar.importer.sets import in_order
-from autopar.importer.unrolling import unrolled
-from autopar.importer.weights import FakeWeights, fake_weights
+from autopar.importer.arguments.containers import Kind
+from autopar.importer.blocks.in_blocks import Plain, find_blocks
+from autopar.importer.diagnosis.errors import diagnosed
+from autopar.importer.experts.moe_dispatch import dispatch_rows
+from autopar.importer.export.exported import Exported, Value, Whole, Within, all_held, check_plain, export
+from autopar.importer.export.precision import autocast_of, check_compute_dtype, is_autocast, share_casts, where_used
+from autopar.importer.layers.equal_layers import find_groups
+from autopar.importer.layers.repeats import Chain, find_chains
+from autopar.importer.layers.unrolling import unrolled
+from autopar.importer.passes.buffer_in_place import stored
+from autopar.importer.passes.dense_gradients import with_dense_gradients
+from autopar.importer.stand_ins.autograd_calls import check_hooks, warn_of_checkpoint
+from autopar.importer.stand_ins.fake_weights import FakeWeights, fake_weights
+from autopar.importer.stand_ins.sets import in_order
+from autopar.importer.trace.joint import DialectProgram, check_sizes, trace
+from autopar.importer.trace.known_graphs import KNOWN, describe
+from autopar.importer.trace.lowering import Lowering
+from autopar.importer.trace.roles import attached
 from autopar.rules import reads_values, takes_one_dtype
 
 
@@ -87,8 +87,8 @@ def capture(
         args, kwargs: example inputs with global shapes, real, fake or meta; values are not read.
         mode: ``train`` captures forward and backward, ``inference`` the forward.
         loss: ``loss(outputs, *loss_args) -> scalar``; None when forward returns the loss, or when there is none.
-        compute_dtype: what the model is computed in, beside parameters of their own dtype (see ``importer.precision``).
-        plain: by parameter, the dims that are not to be held in blocks (see ``importer.blocks``).
+        compute_dtype: what the model is computed in, beside parameters of their own dtype (see ``importer.export.precision``).
+        plain: by parameter, the dims that are not to be held in blocks (see ``importer.blocks.in_blocks``).
 
     Raises:
         UsageError: wrong arguments. CaptureError: a model that cannot be captured, with the user's line.

@@ -46,7 +46,7 @@ def captures_of(
         staged: they are for a pipeline, and hints name what helps there.
     """
     from autopar.importer import Captures, capture_graph  # for start-up time: imports torch
-    from autopar.importer.microbatches import WITHOUT_MICROBATCHES, WITHOUT_STAGES
+    from autopar.importer.passes.microbatches import WITHOUT_MICROBATCHES, WITHOUT_STAGES
     from autopar.placements import plain_dims, without_placement
 
     kwargs: Any = dict(target.kwargs) if isinstance(target.kwargs, Mapping) else target.kwargs  # what else it is, capture refuses

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from autopar import torch_compat
 from autopar.errors import CaptureError, UsageError
-from autopar.importer.containers import closed, opened
-from autopar.importer.weights import fake_weights
+from autopar.importer.arguments.containers import closed, opened
+from autopar.importer.stand_ins.fake_weights import fake_weights
 
 MakeCache = Callable[[int], Any]
 """Function from a number of tokens to a cache for them, as the model takes it in ``past_key_values`` or ``cache``."""

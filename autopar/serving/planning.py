@@ -23,7 +23,7 @@ from autopar.api import capture, plan
 from autopar.errors import FileError, InfeasibleError, UsageError
 from autopar.files import check_path
 from autopar.graph import Graph
-from autopar.importer.precision import is_autocast
+from autopar.importer.export.precision import is_autocast
 from autopar.options import check_seconds
 from autopar.plan import Plan
 from autopar.recording import load

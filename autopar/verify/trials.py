@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 from autopar.attributes import in_place_of_originals
 from autopar.graph import Graph
 from autopar.importer import cut_call, on_one_device, without_fast_path
-from autopar.importer.containers import renewed
-from autopar.importer.precision import autocast_of, call_in
+from autopar.importer.arguments.containers import renewed
+from autopar.importer.export.precision import autocast_of, call_in
 from autopar.runtime.execution.binding import bind
 from autopar.runtime.module.sharded_module import ShardedModule
 from autopar.runtime.optimizers.host_optimizer import HostOptimizer, is_hosted, mark_hosted

@@ -16,8 +16,8 @@ from autopar import zoo
 from autopar.errors import CaptureError, UsageError
 from autopar.graph import Graph, from_json, to_json
 from autopar.importer import Capture, capture, capture_graph
-from autopar.importer.autograd_calls import CheckpointWarning
 from autopar.importer.rewrite.factorisations import cholesky, inverse, solve
+from autopar.importer.stand_ins.autograd_calls import CheckpointWarning
 from autopar.rules import find_rule
 from autopar.search.folding.fold import fold_layers
 from tests.importer.graph_interpreter import run_graph
@@ -669,7 +669,7 @@ class CheckpointedTwice(nn.Module):
         return torch.utils.checkpoint.checkpoint(outer, x, use_reentrant=False).sum()
 
 
-@pytest.mark.filterwarnings("ignore::autopar.importer.autograd_calls.CheckpointWarning")
+@pytest.mark.filterwarnings("ignore::autopar.importer.stand_ins.autograd_calls.CheckpointWarning")
 def test_a_checkpoint_within_a_checkpoint_records_as_it_does_alone():
     torch.manual_seed(0)
     _same_as_eager(CheckpointedTwice().double(), {"x": torch.randn(2, 4, dtype=torch.float64)})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import autopar
 from autopar.errors import CaptureError
 from autopar.importer import capture
-from autopar.importer.containers import closed, opened
+from autopar.importer.arguments.containers import closed, opened
 from autopar.runtime.module.compiling import rebuild
 from autopar.verify import verify
 from autopar.verify.launch import run_ranks

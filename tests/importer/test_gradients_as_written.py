@@ -219,7 +219,8 @@ def check(model: nn.Module, x: Tensor) -> None:
         torch.testing.assert_close(found["gradient", name], gradient, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.filterwarnings("ignore::autopar.importer.autograd_calls.CheckpointWarning", "ignore:`torch.jit.script` is deprecated")
+@pytest.mark.filterwarnings("ignore::autopar.importer.stand_ins.autograd_calls.CheckpointWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
 def test_gradients_are_those_of_the_model(between: Callable[[Two, Tensor], Tensor]) -> None:
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import autopar
-from autopar.importer.iota_index import OwnRows
+from autopar.importer.stand_ins.iota_index import OwnRows
 from autopar.verify import verify
 
 N, S, C = 4, 3, 5

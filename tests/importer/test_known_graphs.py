@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.importer import Capture, capture, capturing
-from autopar.importer.known_graphs import KnownGraphs
+from autopar.importer.trace.known_graphs import KnownGraphs
 from tests.graphs import random_graph
 from tests.importer.test_repeats import count_calls, same
 

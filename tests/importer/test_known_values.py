@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from autopar.errors import CaptureError
 from autopar.importer import capture
-from autopar.importer.exported import GradModeWarning
-from autopar.importer.known_values import AssumedFiniteWarning
+from autopar.importer.export.exported import GradModeWarning
+from autopar.importer.stand_ins.known_values import AssumedFiniteWarning
 from tests.importer.checking import checked, wrong
 from tests.importer.graph_interpreter import run_graph
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from autopar.cli.target import load_target
 from autopar.graph import CONVERSION, Graph
 from autopar.importer import capture_graph, capturing
-from autopar.importer.repeats import Chain
+from autopar.importer.layers.repeats import Chain
 
 DEPTH = 9
 

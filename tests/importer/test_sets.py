@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from autopar.importer.sets import InOrder
+from autopar.importer.stand_ins.sets import InOrder
 
 PROGRAM = '''
 import torch

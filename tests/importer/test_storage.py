@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from autopar.errors import CaptureError
 from autopar.importer import capture
-from autopar.importer.in_place import InPlace
+from autopar.importer.trace.in_place import InPlace
 from autopar.rules import find_rule
 from tests.importer.graph_interpreter import run_graph
 

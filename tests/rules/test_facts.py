@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from autopar.dialect.library import BODIES, STILL
 from autopar.graph import Graph, GraphInput, GraphOutput, Op, Ref, Tensor
-from autopar.importer.groups import find_groups
+from autopar.importer.layers.equal_layers import find_groups
 from autopar.rules import STORING, count_entries, find_rule, flops, is_alias, localize, looked_up, seed_of, stores, strategies, why_once
 from autopar.rules.lookup import find_row
 from autopar.rules.signature import Row, signature

@@ -17,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 from autopar.cost_models import EXECUTIONS, Execution, Mesh
 from autopar.errors import CaptureError, MismatchError, UsageError
 from autopar.importer import Capture, capture, cut_call
-from autopar.importer.containers import Kind
+from autopar.importer.arguments.containers import Kind
 from autopar.pipeline_plan import PipelinePlan
 from autopar.plan import Plan
 from autopar.recording import machine_of, replay

@@ -21,7 +21,7 @@ from autopar.dialect.library import STILL
 from autopar.errors import MismatchError, UsageError
 from autopar.graph import Graph
 from autopar.importer import Capture, Captures, capture
-from autopar.importer.containers import changed
+from autopar.importer.arguments.containers import changed
 from autopar.pipeline import Action, Stages, cut_graph
 from autopar.pipeline.crossing import crossing_pins
 from autopar.pipeline.orders import interleave, write_lines

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import UsageError
 from autopar.graph import Graph
-from autopar.importer.containers import changed
+from autopar.importer.arguments.containers import changed
 from autopar.runtime.ranks.agreement import everyones
 from autopar.runtime.ranks.groups import Team
 from autopar.runtime.steps.calls import leaves

@@ -21,7 +21,7 @@ from autopar.cost_models import Machine
 from autopar.errors import AutoparError, MismatchError, TimeLimitError, UsageError
 from autopar.graph import Graph, GraphInput, to_json
 from autopar.importer import Capture, capture, named_tensors
-from autopar.importer.containers import changed
+from autopar.importer.arguments.containers import changed
 from autopar.plan import Plan
 from autopar.recording import record, replay
 from autopar.runtime.programs.padding import Padding

@@ -19,8 +19,8 @@ from torch import nn
 
 from autopar.errors import UsageError
 from autopar.graph import NAMED_TUPLE, from_json
-from autopar.importer.calls import nested
-from autopar.importer.containers import Kind, opened, parts_of
+from autopar.importer.arguments.calls import nested
+from autopar.importer.arguments.containers import Kind, opened, parts_of
 from autopar.torch_compat import flatten_with_paths
 
 

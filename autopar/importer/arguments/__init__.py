@@ -1,0 +1,1 @@
+"""Arguments and results as nests of tensors, by public names."""

@@ -1,0 +1,1 @@
+"""Weights that are several in one (queries, keys and values), held in blocks."""

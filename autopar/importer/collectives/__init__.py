@@ -1,0 +1,1 @@
+"""Collectives and regions of the model's own."""

@@ -1,0 +1,1 @@
+"""Where a node comes from, and what to say at the user's line."""

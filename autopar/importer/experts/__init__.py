@@ -1,0 +1,1 @@
+"""Rows sorted by expert become rows dispatched to their experts."""

@@ -1,0 +1,1 @@
+"""The model as torch.export sees it."""

@@ -1,0 +1,1 @@
+"""Equal layers: found, traced once, put back."""
