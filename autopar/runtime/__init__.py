@@ -49,6 +49,7 @@ steps          one step
     calls               a call's arguments and results
     saved_values        what a step keeps from forward for backward, taken once
     deferred_loss       the loss that is waited for when it is read
+    step                how tensors of a call enter a program and leave it
     training_step       one step as one autograd function
     accumulation        a step of several microbatches
     simulation          steps of all ranks at once, in this process

@@ -38,7 +38,7 @@ from autopar.runtime.programs.programs import Programs
 from autopar.runtime.ranks.agreement import check_agreement, everyones, together
 from autopar.runtime.ranks.groups import Team, team_of
 from autopar.runtime.steps.calls import CallTree
-from autopar.runtime.steps.training_step import Step
+from autopar.runtime.steps.step import Step
 from autopar.runtime.weights.sharding import Place
 from autopar.sharding import ShardingSpec
 

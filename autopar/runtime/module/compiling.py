@@ -38,7 +38,7 @@ from autopar.runtime.ranks.backends import Backend, ProcessRanks, TracedRanks
 from autopar.runtime.ranks.groups import groups_needed, team_of
 from autopar.runtime.ranks.lent_buffers import pause_at_end
 from autopar.runtime.steps.calls import CallTree, is_leaf, read_plain
-from autopar.runtime.steps.training_step import Step, check_gradient_specs
+from autopar.runtime.steps.step import Step, check_gradient_specs
 from autopar.runtime.weights.checkpoints import chunks, part_of
 from autopar.runtime.weights.sharding import Initialise, Place, copy_tree, has_no_values, initialise, own_specs, own_tensors, shard_weights
 from autopar.schedule import Schedule

@@ -18,7 +18,7 @@ from autopar.errors import UsageError
 from autopar.graph import Graph
 from autopar.runtime.ranks.agreement import everyones
 from autopar.runtime.ranks.groups import Team
-from autopar.runtime.steps.training_step import Step
+from autopar.runtime.steps.step import Step
 from autopar.runtime.weights.sharding import Place
 from autopar.sharding import ShardingSpec
 from autopar.torch_compat import flatten_with_paths, map_tensors

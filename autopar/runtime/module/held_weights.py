@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import UsageError
-from autopar.runtime.steps.training_step import Step
+from autopar.runtime.steps.step import Step
 from autopar.torch_compat import lie_as_before, local_of, spec_of
 
 _HINT = "change the model before it is planned: what a compiled module runs is fixed"

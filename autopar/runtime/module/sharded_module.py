@@ -30,7 +30,8 @@ from autopar.runtime.ranks.agreement import everyones, hash_of
 from autopar.runtime.ranks.collectives import Observed
 from autopar.runtime.ranks.groups import Team
 from autopar.runtime.steps.accumulation import AccumulatedCall
-from autopar.runtime.steps.training_step import Call, Step, TrainingStep
+from autopar.runtime.steps.step import Step
+from autopar.runtime.steps.training_step import Call, TrainingStep
 from autopar.runtime.weights.sharding import Place, copy_tree, own_names, own_tensors
 from autopar.schedule import Schedule
 from autopar.sharding import ShardingSpec

@@ -47,7 +47,8 @@ from autopar.runtime.ranks.collectives import Values
 from autopar.runtime.ranks.groups import Team, team_of
 from autopar.runtime.steps.accumulation import AccumulatedCall
 from autopar.runtime.steps.calls import CallTree
-from autopar.runtime.steps.training_step import Call, Step
+from autopar.runtime.steps.step import Step
+from autopar.runtime.steps.training_step import Call
 from autopar.runtime.weights.sharding import Initialise, Place, copy_tree, initialise, own_specs, own_tensors, shard_weights
 from autopar.schedule import Schedule
 from autopar.seeds import check_seed

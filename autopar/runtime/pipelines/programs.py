@@ -32,7 +32,7 @@ from autopar.runtime.pipelines.mail import Groups, ProcessMail, Ranks, create_gr
 from autopar.runtime.programs.parts import captured_again
 from autopar.runtime.programs.programs import MOST, Key, Programs, Shapes, whole_shape
 from autopar.runtime.ranks.agreement import everyones, together
-from autopar.runtime.steps.training_step import Step
+from autopar.runtime.steps.step import Step
 from autopar.schedule import Schedule
 from autopar.schedule.splitting import defer_once
 from autopar.sharding import ShardingSpec

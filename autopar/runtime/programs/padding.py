@@ -22,7 +22,7 @@ from autopar.importer.arguments.containers import changed
 from autopar.runtime.ranks.agreement import everyones
 from autopar.runtime.ranks.groups import Team
 from autopar.runtime.steps.calls import leaves
-from autopar.runtime.steps.training_step import Step
+from autopar.runtime.steps.step import Step
 
 HandOut = Callable[[str, torch.Tensor], torch.Tensor]
 """What becomes of an output, by its name."""

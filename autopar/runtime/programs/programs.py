@@ -31,7 +31,7 @@ from autopar.runtime.programs.settings import Change, Settings, holds_values
 from autopar.runtime.ranks.agreement import everyones, together
 from autopar.runtime.ranks.placement import from_placements
 from autopar.runtime.steps.calls import LacksLossError, Nesting, OtherCallError
-from autopar.runtime.steps.training_step import Step
+from autopar.runtime.steps.step import Step
 from autopar.schedule import Schedule
 from autopar.search import SearchResult, Shared, find_plan
 from autopar.sharding import ShardingSpec

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import UsageError
 from autopar.graph import GraphInput
-from autopar.runtime.steps.training_step import Step
+from autopar.runtime.steps.step import Step
 
 
 def block_of(step: Step, item: GraphInput, rank: int) -> tuple[int, ...]:
