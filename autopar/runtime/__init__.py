@@ -28,6 +28,13 @@ instructions   how an instruction runs on a rank
     expert_exchange     those that send rows to the ranks of their experts
     kept_collectives    those that a model calls itself
     sequences           attention over a split sequence
+weights        how weights lie on ranks and in files
+    sharding            parameters and buffers as DTensors
+    checkpoints         what a rank stores of a DTensor in blocks
+optimizers     optimizers of sharded weights
+    matrix_steps        matrices made orthogonal whole, for Muon, by the ranks that hold their parts
+    host_optimizer      optimizers whose states lie on the host between steps
+    master_weights      float32 master weights beside half-precision parameters
 execution      how a schedule runs on a rank
     binding             instructions as statements of a segment's code
     executable          the segments, and how a step runs them
@@ -38,13 +45,6 @@ execution      how a schedule runs on a rank
     cuda_graphs         the recorder of a GPU
     read_back           operators that a CUDA graph cannot hold
     footprint           the peak of memory as a schedule is run
-weights        how weights lie on ranks and in files
-    sharding            parameters and buffers as DTensors
-    checkpoints         what a rank stores of a DTensor in blocks
-optimizers     optimizers of sharded weights
-    matrix_steps        matrices made orthogonal whole, for Muon, by the ranks that hold their parts
-    host_optimizer      optimizers whose states lie on the host between steps
-    master_weights      float32 master weights beside half-precision parameters
 steps          one step
     calls               a call's arguments and results
     saved_values        what a step keeps from forward for backward, taken once
